@@ -1,0 +1,24 @@
+"""Outer-inner optimization as composable optax transforms."""
+
+from dilojax.transforms import Level as Level
+from dilojax.transforms import Link as Link
+from dilojax.transforms import SharedOver as SharedOver
+from dilojax.transforms import SynchronizeState as SynchronizeState
+from dilojax.transforms import UntilState as UntilState
+from dilojax.transforms import anchor_of as anchor_of
+from dilojax.transforms import apply_updates as apply_updates
+from dilojax.transforms import data_parallel as data_parallel
+from dilojax.transforms import delta as delta
+from dilojax.transforms import diloco as diloco
+from dilojax.transforms import hierarchical as hierarchical
+from dilojax.transforms import links as links
+from dilojax.transforms import local_sgd as local_sgd
+from dilojax.transforms import lookahead as lookahead
+from dilojax.transforms import mean_over as mean_over
+from dilojax.transforms import mix as mix
+from dilojax.transforms import overwrite as overwrite
+from dilojax.transforms import post_local as post_local
+from dilojax.transforms import replica_axes as replica_axes
+from dilojax.transforms import snoo as snoo
+from dilojax.transforms import synchronize as synchronize
+from dilojax.transforms import until as until

@@ -1,0 +1,254 @@
+"""The methods by name: each a short composition of the links."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import optax
+
+from dilojax.transforms import _reduce
+from dilojax.transforms import _sharing
+from dilojax.transforms import _synchronize
+from dilojax.transforms import _until
+
+
+def data_parallel(
+  inner: optax.GradientTransformation,
+  *,
+  axis_name: str | Sequence[str] = 'replica',
+) -> optax.GradientTransformationExtraArgs:
+  """Averages the gradients of all replicas at every step.
+
+  Whatever `inner` clips, it clips the mean.
+
+  Args:
+    inner: Optimizer of every replica; they stay equal.
+    axis_name: Name, or names, of the mapped axes that enumerate replicas.
+
+  Returns:
+    A chain of :func:`mean_over` and `inner`.
+  """
+  link = _reduce.mean_over(axis_name)
+  return optax.with_extra_args_support(optax.chain(link, inner))
+
+
+def local_sgd(
+  inner: optax.GradientTransformation,
+  *,
+  every: int,
+  axis_name: str | Sequence[str] = 'replica',
+) -> optax.GradientTransformationExtraArgs:
+  """Local steps of `inner`, then the mean of the params.
+
+  Args:
+    inner: Optimizer of the local steps.
+    every: Number of inner steps per round, at least 1.
+    axis_name: Name, or names, of the mapped axes that enumerate replicas.
+
+  Returns:
+    :func:`diloco` with `optax.sgd(1.0)` outside.
+
+  References:
+    Stich, `Local SGD Converges Fast and Communicates Little
+    <https://arxiv.org/abs/1805.09767>`_, 2018
+  """
+  return diloco(inner, optax.sgd(1.0), every=every, axis_name=axis_name)
+
+
+def diloco(
+  inner: optax.GradientTransformation,
+  outer: optax.GradientTransformation,
+  *,
+  every: int,
+  axis_name: str | Sequence[str] = 'replica',
+) -> optax.GradientTransformationExtraArgs:
+  """Local steps of `inner`, then one step of `outer` on their mean.
+
+  The paper has AdamW inside, `optax.sgd(0.7, momentum=0.9, nesterov=True)`
+  outside, and 500 inner steps per round.
+
+  Args:
+    inner: Optimizer of the local steps.
+    outer: Optimizer of the anchor.
+    every: Number of inner steps per round, at least 1.
+    axis_name: Name, or names, of the mapped axes that enumerate replicas.
+
+  Returns:
+    A chain of `inner` and :func:`synchronize`.
+
+  References:
+    Douillard et al., `DiLoCo: Distributed Low-Communication Training of
+    Language Models <https://arxiv.org/abs/2311.08105>`_, 2023
+  """
+  link = _synchronize.synchronize(
+    outer, every=every, reduce=_reduce.mean_over(axis_name)
+  )
+  return optax.chain(inner, link)
+
+
+def post_local(
+  inner: optax.GradientTransformation,
+  outer: optax.GradientTransformation,
+  *,
+  every: int,
+  data_parallel_steps: int,
+  axis_name: str | Sequence[str] = 'replica',
+) -> optax.GradientTransformationExtraArgs:
+  """Data parallelism first, then rare synchronization.
+
+  The anchor is taken at the switch, where `outer` is still fresh. With
+  `optax.sgd(1.0)` outside it is post-local SGD; DiLoCo's paper trains 24,000
+  of 88,000 steps in this way.
+
+  Args:
+    inner: Optimizer of the local steps; it goes on over the switch.
+    outer: Optimizer of the anchor.
+    every: Number of inner steps per round, at least 1.
+    data_parallel_steps: Number of inner steps before the switch, at least 1.
+    axis_name: Name, or names, of the mapped axes that enumerate replicas.
+
+  Returns:
+    A chain of :func:`until`, `inner` and :func:`synchronize`.
+
+  References:
+    Lin et al., `Don't Use Large Mini-Batches, Use Local SGD
+    <https://arxiv.org/abs/1808.07217>`_, 2018
+  """
+  mean = _reduce.mean_over(axis_name)
+  link = _synchronize.synchronize(
+    outer, every=every, reduce=mean, start=data_parallel_steps
+  )
+  return optax.chain(_until.until(data_parallel_steps, mean), inner, link)
+
+
+def lookahead(
+  inner: optax.GradientTransformation, *, every: int, step_size: float
+) -> optax.GradientTransformationExtraArgs:
+  """Slow weights that go a share of the way of the fast: one replica.
+
+  Unlike :func:`optax.lookahead` it takes and returns plain params.
+
+  Args:
+    inner: Optimizer of the fast weights.
+    every: Number of inner steps per round, at least 1.
+    step_size: Share of the way; the paper has 0.5.
+
+  Returns:
+    A chain of `inner` and :func:`synchronize`, without communication.
+
+  References:
+    Zhang et al., `Lookahead Optimizer: k steps forward, 1 step back
+    <https://arxiv.org/abs/1907.08610>`_, 2019
+  """
+  link = _synchronize.synchronize(
+    optax.sgd(step_size), every=every, reduce=optax.identity()
+  )
+  return optax.chain(inner, link)
+
+
+def snoo(
+  inner: optax.GradientTransformation,
+  *,
+  every: int,
+  lr: float,
+  momentum: float,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Nesterov's step on the displacement of one replica.
+
+  With :math:`\Delta` the anchor minus the replica,
+
+  .. math::
+
+    b &\leftarrow \mu b + \Delta, \\
+    \theta &\leftarrow \theta - \eta (\Delta + \mu b).
+
+  Args:
+    inner: Optimizer of the fast weights.
+    every: Number of inner steps per round, at least 1.
+    lr: Outer learning rate :math:`\eta`.
+    momentum: Outer momentum :math:`\mu`.
+
+  Returns:
+    A chain of `inner` and :func:`synchronize`, without communication.
+
+  References:
+    Kallusky et al., `SNOO: Step-K Nesterov Outer Optimizer
+    <https://arxiv.org/abs/2510.15830>`_, 2025
+  """
+  link = _synchronize.synchronize(
+    optax.sgd(lr, momentum=momentum, nesterov=True),
+    every=every,
+    reduce=optax.identity(),
+  )
+  return optax.chain(inner, link)
+
+
+class Level(NamedTuple):
+  """A level of :func:`hierarchical`.
+
+  Attributes:
+    outer: Optimizer of this level's anchor.
+    every: Number of inner steps per round, at least 1.
+    axis_name: Name, or names, of the mapped axes that it averages over.
+  """
+
+  outer: optax.GradientTransformation
+  every: int
+  axis_name: str | Sequence[str]
+
+
+def hierarchical(
+  inner: optax.GradientTransformation, levels: Sequence[Level]
+) -> optax.GradientTransformationExtraArgs:
+  """Synchronizes often nearby, and rarely far away.
+
+  A landing of a higher level moves the replicas. The levels below take the
+  new anchor for theirs, so that their next pseudo-gradient, and with it their
+  momentum, does not count that jump.
+
+  Args:
+    inner: Optimizer of the local steps.
+    levels: Innermost first. Each averages over the axes of those before it,
+      and more: hosts, then regions and hosts.
+
+  Returns:
+    A chain of `inner` and a :func:`synchronize` per level.
+
+  Raises:
+    ValueError: If there is no level, or a level leaves out an axis of the one
+      below it.
+
+  References:
+    Lin et al., `Don't Use Large Mini-Batches, Use Local SGD
+    <https://arxiv.org/abs/1808.07217>`_, 2018 (hierarchical local SGD)
+  """
+  if not levels:
+    raise ValueError('`levels` must have at least one level, got none.')
+  means = [_reduce.mean_over(level.axis_name) for level in levels]
+  names = [mean.init(()).names for mean in means]
+  for below, above in zip(names, names[1:]):
+    if not set(below) <= set(above):
+      raise ValueError(
+        f'`levels`: one over {above} cannot stand above one over {below}.'
+        ' Name all axes of the level below, and more.'
+      )
+  chain = optax.chain(
+    inner,
+    *(
+      _synchronize.synchronize(level.outer, every=level.every, reduce=mean)
+      for level, mean in zip(levels, means)
+    ),
+  )
+
+  def update_fn(
+    updates, state, params=None, *, step=None, final=False, **extra_args
+  ):
+    updates, (inner_state, *links) = chain.update(
+      updates, state, params, step=step, final=final, **extra_args
+    )
+    for number, above in enumerate(links):
+      links[:number] = _sharing.reanchored(
+        links[:number], above, step=step, final=final
+      )
+    return updates, (inner_state, *links)
+
+  return optax.GradientTransformationExtraArgs(chain.init, update_fn)
