@@ -136,7 +136,7 @@ def over_replicas(
   manual = set()
   for axis in reversed(placement.num_replicas):
     along = lambda axes, axis=axis: _map_axes(
-      lambda names: 0 if axis in names else None, axes, placement
+      lambda names: 0 if axis in names else None, axes, placement.num_replicas
     )
     if placement.mesh.shape[axis] > 1:
       manual.add(axis)
@@ -150,7 +150,7 @@ def over_replicas(
   specs = lambda axes: _map_axes(
     lambda names: jax.P(*(name for name in names if name in manual)),
     axes,
-    placement,
+    placement.num_replicas,
   )
   return jax.shard_map(
     fn,
@@ -167,6 +167,35 @@ def over_replicas(
   )
 
 
+def with_replicas(tree: Any, axes: Any, num_replicas: Mapping[str, int]) -> Any:
+  """Returns the abstract form that a replica's tree has for all replicas.
+
+  Args:
+    tree: Arrays of one replica, or their abstract form.
+    axes: Axes of the tree.
+    num_replicas: Number of replicas along each replica axis.
+  """
+
+  def of_part(names, part):
+    lead = tuple(num_replicas[name] for name in names)
+    shape = lambda leaf: jax.ShapeDtypeStruct(lead + leaf.shape, leaf.dtype)
+    return jax.tree.map(shape, part)
+
+  return _map_axes(of_part, axes, num_replicas, tree)
+
+
+def like(tree: Any, placement: Placement, axes: Any) -> Any:
+  """Returns the abstract form of what `spread` returns, with shardings."""
+  shapes = with_replicas(tree, axes, placement.num_replicas)
+  return jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=sharding
+    ),
+    shapes,
+    shardings(shapes, placement, axes),
+  )
+
+
 def spread(tree: Any, placement: Placement, axes: Any) -> Any:
   """Copies a replica's `tree` for all replicas and puts it on the devices."""
 
@@ -175,7 +204,8 @@ def spread(tree: Any, placement: Placement, axes: Any) -> Any:
     copy = lambda leaf: jnp.broadcast_to(leaf, (*lead, *jnp.shape(leaf)))
     return jax.tree.map(copy, part)
 
-  return put(_map_axes(copies, axes, placement, tree), placement, axes)
+  tree = _map_axes(copies, axes, placement.num_replicas, tree)
+  return put(tree, placement, axes)
 
 
 def put(tree: Any, placement: Placement, axes: Any) -> Any:
@@ -198,7 +228,7 @@ def shardings(tree: Any, placement: Placement, axes: Any) -> Any:
 
     return jax.tree.map(of_leaf, part)
 
-  return _map_axes(of_part, axes, placement, tree)
+  return _map_axes(of_part, axes, placement.num_replicas, tree)
 
 
 def varying(placement: Placement, axes_along: Callable[[str], Any]) -> Any:
@@ -255,13 +285,13 @@ def _inner_spec(shape, mesh):
   return spec
 
 
-def _map_axes(fn, axes, placement, *trees):
+def _map_axes(fn, axes, replica_axes, *trees):
   """Maps over the axes, each given as the names along which values differ."""
 
   def names(axis):
     if isinstance(axis, frozenset):
-      return tuple(name for name in placement.num_replicas if name in axis)
-    return () if axis is None else tuple(placement.num_replicas)
+      return tuple(name for name in replica_axes if name in axis)
+    return () if axis is None else tuple(replica_axes)
 
   return jax.tree.map(
     lambda axis, *parts: fn(names(axis), *parts),

@@ -75,6 +75,24 @@ class Schedule:
     )
     return tuple(name for name, does in happens if does)
 
+  def final_events(self, step: int, overwrites: bool) -> tuple[str, ...]:
+    """Names what ends the training after this step, in order.
+
+    Args:
+      step: The last step.
+      overwrites: Whether a landing leaves nothing of the replica's own params.
+
+    Returns:
+      `'start'`: the anchor is taken. `'land'`: what is in flight lands.
+      `'meet'`: a launch that lands at once.
+    """
+    if self.start and step <= self.start:
+      return ('start',)
+    if not self.in_flight(step - 1):
+      return ('meet',)
+    # After an overwrite nothing is left to send.
+    return ('land',) if overwrites else ('land', 'meet')
+
 
 class Run(NamedTuple):
   """Consecutive inner steps in which the same happens.

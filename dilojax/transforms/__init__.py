@@ -14,6 +14,7 @@ from dilojax.transforms._methods import snoo as snoo
 from dilojax.transforms._reduce import mean_over as mean_over
 from dilojax.transforms._sharing import Link as Link
 from dilojax.transforms._sharing import SharedOver as SharedOver
+from dilojax.transforms._sharing import agreeing as agreeing
 from dilojax.transforms._sharing import anchor_of as anchor_of
 from dilojax.transforms._sharing import apply_updates as apply_updates
 from dilojax.transforms._sharing import links as links

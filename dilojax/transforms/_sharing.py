@@ -50,11 +50,14 @@ class Link(NamedTuple):
     schedule: When it does.
     axis_names: Over which axes; empty if unknown.
     nbytes: Bytes of the message that a replica sends each time.
+    overwrites: Whether a landing leaves nothing of the replica's own params.
+      None for a link without an anchor.
   """
 
   schedule: schedule_lib.Schedule
   axis_names: tuple[str, ...]
   nbytes: int
+  overwrites: bool | None
 
 
 def replica_axes(state: optax.OptState, axis_name: str | None = None) -> Any:
@@ -191,10 +194,13 @@ def links(state: optax.OptState, params: optax.Params) -> list[Link]:
   found = []
   for node in _states(state):
     if isinstance(node, SharedOver):
-      found.append(Link(always, node.names, _nbytes(params)))
+      found.append(Link(always, node.names, _nbytes(params), None))
     elif hasattr(node, 'anchor'):
       nbytes = _nbytes(node.anchor)
-      found.append(Link(node.plan.schedule, _names(node), nbytes))
+      plan = node.plan
+      found.append(
+        Link(plan.schedule, _names(node), nbytes, plan.overwrites)
+      )
     else:
       stop = node.plan.schedule.stop
       for link in links(node.link, params):

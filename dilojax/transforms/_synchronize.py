@@ -216,15 +216,6 @@ def synchronize(
       launched = state.launched if keeps_launched else replica
       return landed(replica, launched, state.arrived, state)
 
-    def finish(updates, state):
-      if schedule.starts(step) or step < start:
-        return begin(updates, state)
-      if schedule.in_flight(step - 1):
-        updates, state = land(updates, state)
-        if plan.overwrites:  # Nothing of the replica's own is left to send.
-          return updates, state
-      return meet(updates, state)
-
     events = {'launch': launch, 'land': land} if delay else {'launch': meet}
     if start:
       events['start'] = begin
@@ -244,7 +235,9 @@ def synchronize(
       branches = (stay, *events.values())
       updates, state = jax.lax.switch(index, branches, updates, state)
     elif final:
-      updates, state = finish(updates, state)
+      ends = {'start': begin, 'land': land, 'meet': meet}
+      for name in schedule.final_events(step, plan.overwrites):
+        updates, state = ends[name](updates, state)
     else:
       for name in schedule.events(step):
         updates, state = events.get(name, stay)(updates, state)

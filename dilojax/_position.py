@@ -1,0 +1,101 @@
+"""Where a training stands: on the devices, and in a checkpoint."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+
+from dilojax import _ledger
+from dilojax import build
+from dilojax import checkpoint
+from dilojax import replicas
+from dilojax import transforms
+
+EMPTY_WINDOW = {'steps': 0, 'loss': 0.0, 'grad_norm': 0.0, 'skipped': 0}
+
+
+class Position(NamedTuple):
+  """All that a training goes on with, beside what can be computed anew.
+
+  The data has no state of its own: a batch is a function of seed, step and
+  replica.
+
+  Attributes:
+    step: Inner steps taken.
+    params: Params of all replicas.
+    opt_state: Optimizer state of all replicas.
+    ledger: What each replica has done and sent.
+    window: Sums over the steps since the last record.
+    seconds: Time spent in training, summed over resumes.
+  """
+
+  step: int
+  params: Any
+  opt_state: Any
+  ledger: _ledger.Ledger
+  window: dict[str, float]
+  seconds: float
+
+
+def state_axes(setup: build.Setup) -> Any:
+  """Returns the axes of params and optimizer state of a run."""
+  state = jax.eval_shape(lambda: _init(setup))[1]
+  along = lambda name: transforms.replica_axes(state, name)
+  return (0, replicas.varying(setup.placement, along))
+
+
+def start(setup: build.Setup, axes: Any) -> Position:
+  """Returns the position before the first step: all replicas are equal."""
+  state = jax.jit(lambda: _init(setup))()
+  params, opt_state = replicas.spread(state, setup.placement, axes)
+  ledger = _ledger.start(setup.placement.total)
+  return Position(0, params, opt_state, ledger, dict(EMPTY_WINDOW), 0.0)
+
+
+def save(folder: pathlib.Path, position: Position, keep: int) -> None:
+  """Saves a position; its arrays may be donated afterwards."""
+  meta = {
+    'ledger': position.ledger,
+    'window': position.window,
+    'seconds': position.seconds,
+  }
+  state = {'params': position.params, 'opt_state': position.opt_state}
+  checkpoint.save(folder, position.step, state, meta, keep=keep)
+
+
+def restore(
+  folder: pathlib.Path, step: int, setup: build.Setup, axes: Any
+) -> Position:
+  """Restores a position onto the devices and the replicas of a run.
+
+  Raises:
+    ValueError: See :func:`dilojax.checkpoint.restore` and
+      :func:`dilojax.checkpoint.resize`.
+  """
+  placement = setup.placement
+  meta = checkpoint.read_meta(folder, step)
+  num_saved, num_wanted = len(meta['ledger']), placement.total
+  like = jax.eval_shape(lambda: _init(setup))
+  if num_saved == num_wanted:
+    like = replicas.like(like, placement, axes)
+    state, _ = checkpoint.restore(folder, step, _named(*like))
+    params, opt_state = state['params'], state['opt_state']
+  else:
+    # Everything on the host, with the replicas that were saved.
+    old = replicas.with_replicas(like, axes, {replicas.AXIS: num_saved})
+    state, _ = checkpoint.restore(folder, step, _named(*old))
+    state = checkpoint.resize(state['params'], state['opt_state'], num_wanted)
+    params, opt_state = replicas.put(state, placement, axes)
+  ledger = _ledger.resize(meta['ledger'], num_wanted)
+  return Position(
+    step, params, opt_state, ledger, meta['window'], meta['seconds']
+  )
+
+
+def _init(setup):
+  params = setup.model.init(jax.random.key(setup.seed))
+  return params, setup.tx.init(params)
+
+
+def _named(params, opt_state):
+  return {'params': params, 'opt_state': opt_state}

@@ -1,0 +1,236 @@
+"""The command line: parses, prints, and turns errors into exit statuses."""
+
+import argparse
+from collections.abc import Sequence
+import contextlib
+import pathlib
+import sys
+import time
+
+# Everything else is imported where it is used: `--help` should not wait.
+
+_BEGAN = time.monotonic()
+
+_TRAIN = """\
+Trains, or goes on with the training in a folder.
+
+Any field of the config can be overridden: --config.outer.lr=0.7. A field keeps
+its type; a Python dict replaces a group; null removes a field.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs a command.
+
+  Args:
+    argv: Arguments, by default those of the process.
+
+  Returns:
+    The exit status: 0, 1 if the training failed, 2 for input that cannot be,
+    130 if a signal stopped it.
+  """
+  parser = _parser()
+  args, rest = parser.parse_known_args(argv)
+  try:
+    args.overrides = _overrides(rest) if args.command == 'train' else rest
+    if args.command != 'train' and rest:
+      raise ValueError(f'unknown arguments: {" ".join(rest)}.')
+    return args.run(args)
+  except (ValueError, ImportError) as error:
+    print(f'dilojax: error: {error}', file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print('dilojax: stopped.', file=sys.stderr)
+    return 130
+
+
+def _parser():
+  parser = argparse.ArgumentParser(
+    prog='dilojax',
+    description='Training that rarely communicates: DiLoCo and its family.',
+    allow_abbrev=False,
+  )
+  commands = parser.add_subparsers(dest='command', required=True)
+
+  train = commands.add_parser(
+    'train',
+    help='train, or go on with a training',
+    description=_TRAIN,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  train.add_argument(
+    '--config', required=True, metavar='FILE', help='a Python file of configs/'
+  )
+  train.add_argument(
+    '--workdir', required=True, metavar='DIR', help='the folder of the run'
+  )
+  train.add_argument(
+    '--change',
+    default='',
+    metavar='FIELDS',
+    help='fields in which the run may differ from the config in its folder,'
+    ' such as num_replicas, separated by commas',
+  )
+  train.add_argument(
+    '--dry_run', action='store_true', help='check everything, train nothing'
+  )
+  train.add_argument(
+    '--tensorboard', action='store_true', help='write for TensorBoard as well'
+  )
+  train.add_argument(
+    '--wandb', metavar='PROJECT', help='log to Weights & Biases as well'
+  )
+  train.set_defaults(run=_train)
+
+  plot = commands.add_parser(
+    'plot',
+    help='draw loss against steps, tokens, bytes, time',
+    allow_abbrev=False,
+  )
+  plot.add_argument('runs', nargs='+', metavar='RUN', help='folders of runs')
+  plot.add_argument(
+    '--out', default='plot.png', metavar='FILE', help='picture to write'
+  )
+  plot.add_argument(
+    '--metric', default='eval/anchor/loss', help='metric to draw'
+  )
+  plot.set_defaults(run=_plot)
+
+  table = commands.add_parser(
+    'table', help='compare finished runs', allow_abbrev=False
+  )
+  table.add_argument('runs', nargs='+', metavar='RUN', help='folders of runs')
+  table.set_defaults(run=_table)
+
+  prepare = commands.add_parser(
+    'prepare',
+    help='tokenize a corpus into an array on disk or in a bucket',
+    allow_abbrev=False,
+  )
+  prepare.add_argument('--out', required=True, help='where the tokens go')
+  prepare.add_argument(
+    '--pattern',
+    help='glob of text or .jsonl(.gz) files; without it, the standard library',
+  )
+  prepare.add_argument(
+    '--tokenizer',
+    default='bytes',
+    help='bytes, bpe (trained here), or a tokenizers JSON file',
+  )
+  prepare.add_argument('--vocab_size', type=int, help='of a bpe trained here')
+  prepare.add_argument('--num_clusters', type=int, help='for non-iid streams')
+  prepare.add_argument('--heldout_fraction', type=float, default=0.05)
+  prepare.set_defaults(run=_prepare)
+  return parser
+
+
+def _overrides(rest):
+  overrides = []
+  for argument in rest:
+    name, equals, text = argument.partition('=')
+    if not (name.startswith('--config.') and equals):
+      raise ValueError(
+        f'unknown argument {argument!r}. Fields of the config are overridden as'
+        ' --config.NAME=VALUE, with an equals sign.'
+      )
+    overrides.append((name.removeprefix('--config.'), text))
+  return overrides
+
+
+def _train(args):
+  import jax
+
+  from dilojax import _overrides as overrides_lib
+  from dilojax import build
+  from dilojax import metrics
+  from dilojax import table
+  from dilojax import train
+  from dilojax import workdir
+
+  config = overrides_lib.load(args.config, args.overrides)
+  build.check(config)
+  # Once devices are in use, as in a notebook, their number stands.
+  with contextlib.suppress(RuntimeError):
+    jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
+  setup = build.make(config)
+  notify = lambda text: print(text, file=sys.stderr, flush=True)
+  for line in build.describe(setup):
+    notify(line)
+  if args.dry_run:
+    return 0
+  resolved = build.resolve(config)
+  changes = [name for name in args.change.split(',') if name]
+  with workdir.opened(args.workdir, resolved, changes=changes) as folder:
+
+    def sink(step):
+      resume_step = step if (folder / workdir.METRICS).exists() else None
+      sinks = [
+        metrics.jsonl(folder / workdir.METRICS, resume_step=resume_step),
+        metrics.progress(
+          total_steps=setup.num_steps, start_step=step, stream=sys.stderr
+        ),
+      ]
+      if args.tensorboard:
+        sinks.append(
+          metrics.tensorboard(folder / 'tensorboard', resume_step=resume_step)
+        )
+      if args.wandb:
+        sinks.append(metrics.wandb(args.wandb, folder.name, resolved))
+      return metrics.tee(*sinks)
+
+    workdir.write_json(folder / workdir.ENVIRONMENT, workdir.environment())
+    try:
+      train.train(
+        setup,
+        folder,
+        sink=sink,
+        notify=notify,
+        clock=lambda: time.monotonic() - _BEGAN,
+      )
+    except train.NonFiniteError as error:
+      notify(f'dilojax: error: {error}')
+      return 1
+    except train.Interrupted as error:
+      notify(f'dilojax: {error}')
+      return 130
+  print(table.markdown(table.rows([folder])))
+  return 0
+
+
+def _plot(args):
+  from dilojax import plot
+
+  print(plot.plot(args.runs, args.out, metric=args.metric))
+  return 0
+
+
+def _table(args):
+  from dilojax import table
+
+  print(table.markdown(table.rows([pathlib.Path(run) for run in args.runs])))
+  return 0
+
+
+def _prepare(args):
+  from dilojax import data
+
+  if args.pattern is None:
+    documents = data.stdlib_documents()
+  else:
+    documents = data.file_documents(args.pattern)
+  facts = data.prepare(
+    documents,
+    out=args.out,
+    heldout_fraction=args.heldout_fraction,
+    tokenizer=args.tokenizer,
+    vocab_size=args.vocab_size,
+    num_clusters=args.num_clusters,
+  )
+  for name, value in facts.items():
+    print(f'{name}: {value}')
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

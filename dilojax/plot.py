@@ -1,0 +1,352 @@
+"""Draws runs: a loss against steps, tokens, communicated bytes and time."""
+
+from collections.abc import Sequence
+import itertools
+import math
+import os
+import pathlib
+
+import matplotlib
+from matplotlib import figure as mpl_figure
+from matplotlib import ticker
+from matplotlib.backends import backend_agg
+import numpy as np
+
+from dilojax import _curves
+
+FORMATS = ('.png', '.svg', '.pdf')
+
+# Okabe and Ito's colours, told apart by the colour-blind; without the yellow,
+# which is too light for lines and text on white.
+COLORS = (
+  '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000',
+)  # fmt: skip
+MARKERS = 'osD^vPX'
+# Metrics that fall by factors.
+LOG_METRICS = ('loss', 'perplexity', 'bits_per_byte')
+UNITS = {'loss': ', nats'}
+GREY = '#555555'
+
+# In inches and points. README shows 9 inches as 900 pixels.
+WIDTH, HEIGHT, DOTS_PER_INCH = 9.0, 6.6, 200
+FONT_SIZE, LABEL_SIZE = 10.0, 9.5
+LINE = 14.0  # From one label to the next.
+
+STYLE = {
+  'font.family': 'DejaVu Sans',
+  'font.size': FONT_SIZE,
+  'axes.edgecolor': '#888888',
+  'axes.labelcolor': '#222222',
+  'axes.grid': True,
+  'axes.axisbelow': True,
+  'axes.spines.top': False,
+  'axes.spines.right': False,
+  'grid.color': '#e6e6e6',
+  'grid.linewidth': 0.7,
+  'xtick.color': GREY,
+  'ytick.color': GREY,
+  # The same runs give the same bytes.
+  'svg.hashsalt': 'dilojax',
+}
+
+
+def plot(
+  runs: Sequence[str | os.PathLike[str]],
+  out: str | os.PathLike[str],
+  metric: str = 'eval/anchor/loss',
+) -> pathlib.Path:
+  """Draws one metric of several runs, against four costs.
+
+  Thick lines with markers are evaluations. A thin line is the training metric
+  of the same unit, where there is one. Bytes have a logarithmic axis with a
+  place for zero, where runs without communication stay.
+
+  Args:
+    runs: Folders of runs, each with a `metrics.jsonl`. The run may be going on.
+    out: The picture, a `.png`, `.svg` or `.pdf` in an existing folder. One that
+      is there already is replaced.
+    metric: Name of the metric in the records.
+
+  Returns:
+    The path of the picture.
+
+  Raises:
+    ValueError: If a folder holds no run, a run has no such metric, or the
+      picture cannot be written.
+  """
+  out = _check_out(out)
+  figure = draw(runs, metric)
+  # Complete or not there at all: a reader never sees half a picture.
+  temporary = out.with_name(f'.{out.stem}.partial{out.suffix}')
+  date = {'.png': {}, '.svg': {'Date': None}, '.pdf': {'CreationDate': None}}
+  try:
+    with matplotlib.rc_context(STYLE):
+      figure.savefig(
+        temporary, dpi=DOTS_PER_INCH, metadata=date[out.suffix.lower()]
+      )
+    temporary.replace(out)
+  except OSError as error:
+    temporary.unlink(missing_ok=True)
+    raise ValueError(
+      f'`out` must be a file that can be written, got {str(out)!r}:'
+      f' {error.strerror}.'
+    ) from error
+  return out
+
+
+def draw(
+  runs: Sequence[str | os.PathLike[str]], metric: str = 'eval/anchor/loss'
+) -> mpl_figure.Figure:
+  """Makes the figure of :func:`plot`, for use in a notebook.
+
+  Args:
+    runs: Folders of runs.
+    metric: Name of the metric in the records.
+
+  Returns:
+    The figure.
+
+  Raises:
+    ValueError: If a folder holds no run, or a run has no such metric.
+  """
+  unit, curves = _with_time_unit(_curves.load(runs, metric))
+  with matplotlib.rc_context(STYLE):
+    figure = mpl_figure.Figure(figsize=(WIDTH, HEIGHT))
+    canvas = backend_agg.FigureCanvasAgg(figure)
+    panels = figure.subplots(2, 2, sharey=True)
+    for panel, axis in zip(panels.flat, _curves.AXES):
+      _draw_panel(panel, axis, curves)
+      panel.set_xlabel(_curves.AXES[axis])
+    panels[1, 1].set_xlabel(f'{unit} of training')
+    _limit_y(panels[0, 0], curves, metric)
+    for panel in panels[:, 0]:
+      panel.set_ylabel(metric + UNITS.get(metric.split('/')[-1], ''))
+    _explain(figure, curves, metric)
+    _fit(figure, canvas, curves)
+    for panel, axis in zip(panels.flat, _curves.AXES):
+      _label(panel, axis, curves, canvas)
+  return figure
+
+
+def spread(
+  positions: Sequence[float], gap: float, low: float, high: float
+) -> list[float]:
+  r"""Moves positions apart, as little as possible.
+
+  Finds :math:`\min_q \sum_i (q_i - p_i)^2` so that neighbours, in the order of
+  `positions`, are at least `gap` apart and all are from `low` to `high`. With
+  :math:`r_i = q_i - i \, \mathrm{gap}` this is monotone regression, which
+  pooling neighbours in the wrong order solves.
+
+  Args:
+    positions: Where things would be, in any order.
+    gap: Least distance between two.
+    low: Lower bound.
+    high: Upper bound. Where there is no room, the gaps become equal and
+      smaller.
+
+  Returns:
+    The new positions, in the order of `positions`.
+
+  Examples:
+    >>> from dilojax import plot
+    >>> plot.spread([5.0, 1.0, 5.0], gap=2.0, low=0.0, high=10.0)
+    [4.0, 1.0, 6.0]
+  """
+  if len(positions) > 1:
+    gap = min(gap, (high - low) / (len(positions) - 1))
+  order = sorted(range(len(positions)), key=lambda index: positions[index])
+  pools = []  # Pairs of a sum and a count, with increasing means.
+  for rank, index in enumerate(order):
+    total, count = positions[index] - rank * gap, 1
+    while pools and pools[-1][0] / pools[-1][1] > total / count:
+      before = pools.pop()
+      total, count = total + before[0], count + before[1]
+    pools.append((total, count))
+  moved = [0.0] * len(positions)
+  means = itertools.chain.from_iterable(
+    [total / count] * count for total, count in pools
+  )
+  highest = high - (len(positions) - 1) * gap
+  for rank, (index, mean) in enumerate(zip(order, means)):
+    moved[index] = min(max(mean, low), highest) + rank * gap
+  return moved
+
+
+def _check_out(out):
+  out = pathlib.Path(out)
+  if out.suffix.lower() not in FORMATS:
+    raise ValueError(
+      f'`out` must end in one of {", ".join(FORMATS)}, got {str(out)!r}.'
+    )
+  if out.is_dir():
+    raise ValueError(f'`out` must be a file, got the folder {str(out)!r}.')
+  if not out.parent.is_dir():
+    raise ValueError(
+      f'`out` must be in an existing folder, got {str(out)!r}: make'
+      f' {str(out.parent)!r} first.'
+    )
+  if out.exists() and not os.access(out, os.W_OK):
+    raise ValueError(
+      f'`out` must be a file that can be written, got {str(out)!r}, which is'
+      ' read-only.'
+    )
+  return out
+
+
+def _look(number):
+  """Returns colour and marker: all pairs differ until both have come round."""
+  turn = number // len(COLORS)
+  return (
+    COLORS[number % len(COLORS)],
+    MARKERS[(number + turn) % len(MARKERS)],
+  )
+
+
+def _with_time_unit(curves):
+  """Measures time in a unit that suits the longest run."""
+  longest = np.nanmax([*itertools.chain(*(c.x['seconds'] for c in curves)), 0])
+  unit, size = next(
+    (unit, size)
+    for unit, size in (('hours', 3600), ('minutes', 60), ('seconds', 1))
+    if longest >= 2 * size or size == 1
+  )
+  rescale = lambda x: {**x, 'seconds': x['seconds'] / size}
+  return unit, [
+    curve._replace(x=rescale(curve.x), train_x=rescale(curve.train_x))
+    for curve in curves
+  ]
+
+
+def _draw_panel(panel, axis, curves):
+  for number, curve in enumerate(curves):
+    color, marker = _look(number)
+    panel.plot(
+      curve.train_x[axis], curve.train_y, color=color, alpha=0.4, lw=0.8
+    )
+    panel.plot(
+      curve.x[axis],
+      curve.y,
+      color=color,
+      lw=1.8,
+      marker=marker,
+      ms=5,
+      mec='white',
+      mew=0.7,
+    )
+  positive = np.concatenate([curve.x[axis] for curve in curves])
+  positive = positive[positive > 0]
+  if not positive.size:
+    panel.set_xlim(-0.05, 1)
+    panel.set_xticks([0])
+    return
+  low, high = positive.min(), positive.max()
+  if any((curve.x[axis] == 0).any() for curve in curves):
+    # Logarithmic, with a place for zero half a decade wide.
+    early = np.concatenate([positive, *(c.train_x[axis] for c in curves)])
+    low = early[early > 0].min()
+    panel.set_xscale('symlog', linthresh=low, linscale=0.5)
+    panel.set_xlim(-0.1 * low, high * 1.15)
+    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    stride = math.ceil(len(powers) / 4) or 1
+    panel.set_xticks([0, *(10.0**power for power in powers[::stride])])
+  else:
+    panel.set_xscale('log')
+    low = low if low < high else low / 10
+    panel.set_xlim(low / 1.25, high * 1.1)
+    subs = (1, 2, 5) if high < 100 * low else (1,)
+    panel.xaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=8))
+  unit, separator = ('B', ' ') if axis == 'bytes_sent' else ('', '')
+  panel.xaxis.set_major_formatter(ticker.EngFormatter(unit, sep=separator))
+  panel.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _limit_y(panel, curves, metric):
+  """Shows all evaluations but that of the start, which would flatten them."""
+  trained = [curve.y[curve.x['step'] > 0] for curve in curves]
+  if not any(np.isfinite(y).any() for y in trained):
+    trained = [curve.y for curve in curves]
+  values = np.concatenate(trained)
+  low, high = np.nanmin(values), np.nanmax(values)
+  trains = np.concatenate([curve.train_y for curve in curves])
+  low = min([low, *trains[np.isfinite(trains)]])
+  if metric.split('/')[-1] in LOG_METRICS and low > 0:
+    panel.set_yscale('log')
+    pad = (high / low) ** 0.05 if high > low else 1.1
+    panel.set_ylim(low / pad, high * pad)
+  else:
+    pad = 0.05 * (high - low) or 0.1
+    panel.set_ylim(low - pad, high + pad)
+  if high < 10 * low or panel.get_yscale() == 'linear':
+    panel.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5]))
+  else:
+    panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+  panel.yaxis.set_major_formatter(ticker.ScalarFormatter(useOffset=False))
+  panel.yaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _explain(figure, curves, metric):
+  words = f'Markers: {metric}.'
+  if any(curve.train_y.size for curve in curves):
+    words += f'  Thin lines: train/{metric.split("/")[-1]}.'
+  figure.text(0.012, 0.975, words, color=GREY, size=LABEL_SIZE, va='center')
+
+
+def _fit(figure, canvas, curves):
+  """Makes room for the longest label, and for all labels below each other."""
+  renderer = canvas.get_renderer()
+  texts = [figure.text(0, 0, c.label, size=LABEL_SIZE) for c in curves]
+  widest = max(text.get_window_extent(renderer).width for text in texts)
+  for text in texts:
+    text.remove()
+  dots = figure.dpi
+  label = widest / dots + 0.3  # Inches, with the leader and a margin.
+  left, bottom, top, between = 0.7, 0.6, 0.42, 0.62
+  width = max((WIDTH - left - 2 * label) / 2, 1.8)
+  height = (HEIGHT - bottom - top - between) / 2
+  height = max(height, len(curves) * LINE / 72)
+  whole = left + 2 * width + 2 * label, bottom + top + between + 2 * height
+  figure.set_size_inches(*whole)
+  figure.subplots_adjust(
+    left=left / whole[0],
+    right=1 - label / whole[0],
+    bottom=bottom / whole[1],
+    top=1 - top / whole[1],
+    wspace=label / width,
+    hspace=between / height,
+  )
+
+
+def _label(panel, axis, curves, canvas):
+  """Writes names beside the panel, level with the ends of the lines."""
+  box = panel.get_window_extent(canvas.get_renderer())
+  ends = []
+  for curve in curves:
+    last = np.flatnonzero(np.isfinite(curve.y))[-1]
+    # A run that has only been evaluated before its first step.
+    x = np.clip(np.nan_to_num(curve.x[axis][last]), *panel.get_xlim())
+    ends.append((x, np.clip(curve.y[last], *panel.get_ylim())))
+  heights = [panel.transData.transform(end)[1] for end in ends]
+  gap = LINE / 72 * panel.figure.dpi
+  levels = spread(heights, gap, box.y0 + gap / 2, box.y1 - gap / 2)
+  for number, (curve, end, level) in enumerate(zip(curves, ends, levels)):
+    color, _ = _look(number)
+    panel.annotate(
+      curve.label,
+      end,
+      (1 + 12 / box.width, (level - box.y0) / box.height),
+      textcoords='axes fraction',
+      annotation_clip=False,
+      color=color,
+      size=LABEL_SIZE,
+      va='center',
+      arrowprops={
+        'arrowstyle': '-',
+        'linestyle': (0, (1, 2)),
+        'linewidth': 0.9,
+        'color': color,
+        'shrinkA': 1,
+        'shrinkB': 4,
+        'relpos': (0, 0.5),
+      },
+    )
