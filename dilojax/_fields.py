@@ -1,6 +1,6 @@
 """Which fields a config has, given its choices, and what each may be."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import difflib
 import math
 from typing import Any, NamedTuple
@@ -25,21 +25,6 @@ def at_least(low: int) -> Field:
   return Field(int, lambda value: value >= low, f'an int of at least {low}')
 
 
-def from_to(low: float, high: float, *, open_end: bool = False) -> Field:
-  """A float from `low` to `high`, without `high` if the end is open."""
-  holds = lambda value: (
-    low <= value and (value < high if open_end else value <= high)
-  )
-  end = f'less than {high}' if open_end else f'at most {high}'
-  return Field(float, holds, f'a number of at least {low} and {end}')
-
-
-def above_zero() -> Field:
-  """A finite float above zero."""
-  holds = lambda value: value > 0 and math.isfinite(value)
-  return Field(float, holds, 'a finite number above 0')
-
-
 def one_of(*names: str) -> Field:
   """One of some names."""
   return Field(str, lambda value: value in names, f'one of {", ".join(names)}')
@@ -47,78 +32,105 @@ def one_of(*names: str) -> Field:
 
 TEXT = Field(str, lambda value: bool(value), 'a text that is not empty')
 FLAG = Field(bool, lambda value: True, 'True or False')
+# Wider seeds would lose their upper half in `jax.random.key`.
+SEED = Field(
+  int, lambda value: 0 <= value < 2**32, 'an int from 0 to 2**32 - 1'
+)
+RATIO = Field(float, lambda value: 0 <= value <= 1, 'a number from 0 to 1')
+FRACTION = Field(
+  float, lambda value: 0 < value < 1, 'a number above 0 and below 1'
+)
+MEMORY = Field(
+  float, lambda value: 0 <= value < 1, 'a number of at least 0 and below 1'
+)
+NOT_NEGATIVE = Field(
+  float, lambda value: 0 <= value < math.inf, 'a finite number of at least 0'
+)
+POSITIVE = Field(
+  float, lambda value: 0 < value < math.inf, 'a finite number above 0'
+)
+LIMIT = Field(float, lambda value: value > 0, 'a number above 0, inf for none')
 
-LR = {'lr': above_zero()}
-MOMENTUM = {'momentum': from_to(0, 1, open_end=True)}
-MOMENTS = {
-  'b1': from_to(0, 1, open_end=True),
-  'b2': from_to(0, 1, open_end=True),
-}
-DECAY = {'weight_decay': from_to(0, 10)}
-NON_IID = {'non_iid': from_to(0, 1)}
-SPLIT = {'heldout_fraction': from_to(0, 1, open_end=True)}
-TEXTS = {'tokenizer': TEXT, 'seq_len': at_least(1), **SPLIT, **NON_IID}
+LR = {'lr': POSITIVE}
+MOMENTUM = {'momentum': MEMORY}
+MOMENTS = {'b1': MEMORY, 'b2': MEMORY}
+DECAY = {'weight_decay': NOT_NEGATIVE}
+LENGTH = {'seq_len': at_least(1)}
+NON_IID = {'non_iid': RATIO}
+SPLIT = {'heldout_fraction': FRACTION}
+TEXTS = {'tokenizer': TEXT, **LENGTH, **SPLIT, **NON_IID}
+SMALL = {'width': at_least(1), 'num_layers': at_least(1)}
 
-# What a name in a group brings with it: group -> name -> fields.
-CHOICES: dict[str, dict[str, dict[str, Field]]] = {
+# What a choice brings with it: group -> field that chooses -> name -> fields.
+CHOICES: dict[str, dict[str, dict[str, dict[str, Field]]]] = {
   'outer': {
-    'sgd': LR,
-    'nesterov': {**LR, **MOMENTUM},
-    'heavy_ball': {**LR, **MOMENTUM},
-    'adam': {**LR, **MOMENTS, 'eps': above_zero()},
+    'name': {
+      'sgd': LR,
+      'nesterov': {**LR, **MOMENTUM},
+      'heavy_ball': {**LR, **MOMENTUM},
+      'adam': {**LR, **MOMENTS, 'eps': POSITIVE},
+    }
   },
   'inner': {
-    'adamw': {**MOMENTS, **DECAY},
-    'adam': MOMENTS,
-    'sgd': MOMENTUM,
-    'muon': {**MOMENTUM, **MOMENTS, **DECAY},
-    'lion': {**MOMENTS, **DECAY},
-  },
-  'schedule': {
-    'constant': {},
-    'cosine': {'final_lr_ratio': from_to(0, 1)},
-    'wsd': {'final_lr_ratio': from_to(0, 1), 'decay_steps': at_least(1)},
+    'name': {
+      'adamw': {**MOMENTS, **DECAY},
+      'adam': MOMENTS,
+      'sgd': MOMENTUM,
+      'muon': {**MOMENTUM, **MOMENTS, **DECAY},
+      'lion': {**MOMENTS, **DECAY},
+    },
+    'schedule': {
+      'constant': {},
+      'cosine': {'final_lr_ratio': RATIO},
+      'wsd': {'final_lr_ratio': RATIO, 'decay_steps': at_least(1)},
+    },
   },
   'data': {
-    'python_stdlib': TEXTS,
-    'files': {**TEXTS, 'pattern': TEXT},
-    'tokens': {'path': TEXT, 'seq_len': at_least(1), **NON_IID},
-    'synthetic': {
-      'seq_len': at_least(1),
-      'num_symbols': at_least(2),
-      'num_sequences': at_least(2),
-      'corpus_seed': at_least(0),
-      **SPLIT,
-    },
-    'digits': {**SPLIT, **NON_IID},
+    'corpus': {
+      'python_stdlib': TEXTS,
+      'files': {**TEXTS, 'pattern': TEXT},
+      'tokens': {'path': TEXT, **LENGTH, **NON_IID},
+      'synthetic': {
+        'num_symbols': Field(
+          int, lambda value: 2 <= value <= 256, 'an int from 2 to 256'
+        ),
+        'num_sequences': at_least(2),
+        'corpus_seed': at_least(0),
+        **LENGTH,
+        **SPLIT,
+      },
+      'digits': {**SPLIT, **NON_IID},
+    }
   },
   'model': {
-    'decoder': {
-      'vocab_size': at_least(2),
-      'num_layers': at_least(1),
-      'dim': at_least(1),
-      'num_heads': at_least(1),
-      'head_dim': at_least(2),
-      'mlp': one_of('swiglu', 'gelu'),
-      'mlp_dim': at_least(1),
-      'tied_head': FLAG,
-      'qk_norm': FLAG,
-      'z_loss': from_to(0, 1),
-      'dtype': one_of('float32', 'bfloat16'),
-      'remat': FLAG,
-    },
-    'mlp': {'width': at_least(1), 'num_layers': at_least(1)},
-    'convnet': {'width': at_least(1), 'num_layers': at_least(1)},
+    'name': {
+      'decoder': {
+        'vocab_size': at_least(2),
+        'num_layers': at_least(1),
+        'dim': at_least(1),
+        'num_heads': at_least(1),
+        'head_dim': Field(
+          int,
+          lambda value: value >= 2 and value % 2 == 0,
+          'an even int of at least 2',
+        ),
+        'mlp': one_of('swiglu', 'gelu'),
+        'mlp_dim': at_least(1),
+        'tied_head': FLAG,
+        'qk_norm': FLAG,
+        'z_loss': NOT_NEGATIVE,
+        'dtype': one_of('float32', 'bfloat16'),
+        'remat': FLAG,
+      },
+      'mlp': SMALL,
+      'convnet': SMALL,
+    }
   },
-  'merge': {
-    'overwrite': {},
-    'mix': {'alpha': from_to(0, 1)},
-    'delta': {},
-  },
+  'overlap': {'merge': {'overwrite': {}, 'mix': {'alpha': RATIO}, 'delta': {}}},
 }
 
 TOP = {
-  'seed': at_least(0),
+  'seed': SEED,
   'num_steps': at_least(1),
   'eval_every': at_least(1),
   'eval_sequences': at_least(1),
@@ -127,93 +139,55 @@ TOP = {
   'log_every': at_least(1),
   'non_finite': one_of('stop', 'skip'),
 }
+REPLICAS = {'num_replicas': at_least(1)}
 ROUNDS = {'every': at_least(1), 'final_synchronization': FLAG}
+SWITCH = {'data_parallel_steps': at_least(1)}
+CLUSTERED = ('python_stdlib', 'files')
+COUNT = at_least(0)  # 0 for all there are.
 
 
-def _named(group: str, config: Mapping, key: str = 'name') -> dict[str, Field]:
-  """Returns the fields of a group, given the name in it."""
-  choices = CHOICES[group]
-  name = config.get(key) if isinstance(config, Mapping) else None
-  chosen = choices.get(name, {}) if isinstance(name, str) else {}
-  return {key: one_of(*choices), **chosen}
-
-
-def _below(prefix: str, fields: Mapping[str, Field]) -> dict[str, Field]:
-  return {f'{prefix}.{name}': field for name, field in fields.items()}
-
-
-def _outer(config, prefix='outer'):
-  return _below(prefix, _named('outer', config.get('outer', {})))
-
-
-def _diloco(config):
-  fields = {'num_replicas': at_least(1), **ROUNDS, **_outer(config)}
-  if 'overlap' in config:  # Late or mixed landings are a group of their own.
-    merge = _named('merge', config['overlap'], 'merge')
-    times = {'offset': at_least(1), 'delay': at_least(0)}
-    fields |= _below('overlap', {**times, **merge})
-  return fields
-
-
-def _hierarchical(config):
-  fields: dict[str, Field] = {'final_synchronization': FLAG}
-  level = {'axis': TEXT, 'num_replicas': at_least(1), 'every': at_least(1)}
-  for name in config.get('levels', {'level_1': {}}):
-    prefix = f'levels.{name}'
-    group = config.get('levels', {}).get(name, {})
-    fields |= {**_below(prefix, level), **_outer(group, f'{prefix}.outer')}
-  return fields
-
-
-METHODS: dict[str, Callable[[Mapping], dict[str, Field]]] = {
-  'data_parallel': lambda config: {'num_replicas': at_least(1)},
-  'local_sgd': lambda config: {'num_replicas': at_least(1), **ROUNDS},
-  'diloco': _diloco,
-  'post_local': lambda config: {
-    'num_replicas': at_least(1),
-    'data_parallel_steps': at_least(1),
-    **ROUNDS,
-    **_outer(config),
-  },
-  'hierarchical': _hierarchical,
-}
-
-
-def _inner(config):
-  inner = config.get('inner', {})
-  return {
-    'peak_lr': above_zero(),
-    'warmup_steps': at_least(0),
-    'clip_norm': from_to(0, math.inf),
-    'accumulate': at_least(1),
-    **_named('inner', inner),
-    **_named('schedule', inner, 'schedule'),
-  }
-
-
-def _data(config):
-  data = config.get('data', {})
-  fields = {'batch_size': at_least(1), **_named('data', data, 'corpus')}
-  clustered = data.get('corpus') in ('python_stdlib', 'files')
-  if clustered and data.get('non_iid', 0):
-    fields['num_clusters'] = at_least(2)
-  return fields
+def check(config: Mapping) -> None:
+  """Raises a ValueError that names every field that is not as it must be."""
+  want, have = expected(config), flatten(config)
+  problems = [
+    *(
+      _wrong(name, value, want[name])
+      if name in want
+      else _superfluous(name, value, want, have)
+      for name, value in have.items()
+    ),
+    *(
+      f'`{name}` is missing: it must be {field.allowed}.'
+      for name, field in want.items()
+      if name not in have
+    ),
+  ]
+  found = [problem for problem in problems if problem]
+  if found:
+    raise ValueError('\n'.join(found))
 
 
 def expected(config: Mapping) -> dict[str, Field]:
   """Returns the fields that a config must have, by dotted name."""
-  of_method = METHODS.get(config.get('method'), lambda _: {})
-  count = at_least(0)  # 0 for all there are.
+  data = _below('data', {'batch_size': at_least(1), **_chosen('data', config)})
+  corpus = _group(config, 'data')
+  if corpus.get('corpus') in CLUSTERED and corpus.get('non_iid'):
+    data['data.num_clusters'] = at_least(2)
+  inner = {
+    'peak_lr': POSITIVE,
+    'warmup_steps': at_least(0),
+    'clip_norm': LIMIT,
+    'accumulate': at_least(1),
+    **_chosen('inner', config),
+  }
+  mesh = {'num_devices': COUNT, 'fsdp': COUNT, 'tensor': at_least(1)}
   return {
     **TOP,
-    'method': one_of(*METHODS),
-    **of_method(config),
-    **_below('inner', _inner(config)),
-    **_below('data', _data(config)),
-    **_below('model', _named('model', config.get('model', {}))),
-    **_below(
-      'mesh', {'num_devices': count, 'fsdp': count, 'tensor': at_least(1)}
-    ),
+    **_of_method(config),
+    **_below('inner', inner),
+    **data,
+    **_below('model', _chosen('model', config)),
+    **_below('mesh', mesh),
   }
 
 
@@ -227,63 +201,105 @@ def flatten(config: Mapping, prefix: str = '') -> dict[str, Any]:
   return flat
 
 
-_CHOOSING = ('method', 'name', 'schedule', 'corpus', 'merge', 'non_iid')
-
-
-def near(name: str, names: Any) -> str:
+def near(name: str, names: Iterable[str]) -> str:
   """Returns a hint at the nearest name, or nothing."""
   close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
   return f' Did you mean `{close[0]}`?' if close else ''
 
 
-def check(config: Mapping) -> None:
-  """Raises a ValueError that names every field that is not as it must be."""
-  want, have = expected(config), flatten(config)
-  problems = []
-  for name, value in have.items():
-    if name not in want:
-      problems.append(_superfluous(name, config, want))
-    elif (problem := _problem(name, value, want[name])) is not None:
-      problems.append(problem)
-  for name in want.keys() - have.keys():
-    problems.append(f'`{name}` is missing: {want[name].allowed}.')
-  if problems:
-    raise ValueError('\n'.join(sorted(problems)))
+def _group(config, name):
+  """Returns a group, empty if it is missing or no group."""
+  group = config.get(name)
+  return group if isinstance(group, Mapping) else {}
 
 
-def _problem(name, value, field):
+def _below(prefix: str, fields: Mapping[str, Field]) -> dict[str, Field]:
+  return {f'{prefix}.{name}': field for name, field in fields.items()}
+
+
+def _chosen(name: str, config: Mapping) -> dict[str, Field]:
+  """Returns the fields of a group that depend on the choices in it."""
+  group, fields = _group(config, name), {}
+  for key, choices in CHOICES[name].items():
+    choice = group.get(key)
+    brings = choices.get(choice, {}) if isinstance(choice, str) else {}
+    fields |= {key: one_of(*choices), **brings}
+  return fields
+
+
+def _of_method(config):
+  outer = _below('outer', _chosen('outer', config))
+  methods = {
+    'data_parallel': REPLICAS,
+    'local_sgd': {**REPLICAS, **ROUNDS},
+    'diloco': {**REPLICAS, **ROUNDS, **outer, **_overlap(config)},
+    'post_local': {**REPLICAS, **ROUNDS, **SWITCH, **outer},
+    'hierarchical': _hierarchical(config),
+  }
+  method = config.get('method')
+  fields = methods.get(method, {}) if isinstance(method, str) else {}
+  return {'method': one_of(*methods), **fields}
+
+
+def _overlap(config):
+  if 'overlap' not in config:  # Landings at once: a choice without fields.
+    return {}
+  times = {'offset': at_least(1), 'delay': at_least(0)}
+  return _below('overlap', {**times, **_chosen('overlap', config)})
+
+
+def _hierarchical(config):
+  fields: dict[str, Field] = {'final_synchronization': FLAG}
+  level = {'axis': TEXT, **REPLICAS, 'every': at_least(1)}
+  levels = _group(config, 'levels')
+  for name in levels or ('level_1',):
+    prefix = f'levels.{name}'
+    outer = _chosen('outer', _group(levels, name))
+    fields |= {**_below(prefix, level), **_below(f'{prefix}.outer', outer)}
+  return fields
+
+
+def _wrong(name, value, field):
+  """Says what is wrong with the value of a field, or nothing."""
   kinds = (int, float) if field.kind is float else (field.kind,)
-  is_kind = isinstance(value, kinds)
-  if isinstance(value, bool) and field.kind is not bool:
-    is_kind = False
-  if is_kind and field.holds(value):
-    return None
+  # A bool is an int to Python, but not to people.
+  fits = isinstance(value, kinds) and isinstance(value, bool) == (
+    field.kind is bool
+  )
+  if fits and field.holds(value):
+    return ''
   return f'`{name}` must be {field.allowed}, got {value!r}.'
 
 
-def _superfluous(name, config, want):
+def _superfluous(name, value, want, have):
   """Tells a field of another choice from one that no choice knows."""
-  choices = [name for name in want if name.rpartition('.')[2] in _CHOOSING]
-  flat = flatten(config)
-  group = name.partition('.')[0]
-  blame = [key for key in choices if key.partition('.')[0] == group]
-  known = {
-    *TOP,
-    *ROUNDS,
-    *('num_replicas', 'data_parallel_steps', 'num_clusters', 'offset', 'delay'),
-    *(
-      key
-      for group in CHOICES.values()
-      for each in group.values()
-      for key in each
-    ),
-  }
-  if name.rpartition('.')[2] in known or group in (
-    'outer',
-    'overlap',
-    'levels',
-  ):
-    blame = [key for key in blame if key in flat] or ['method']
-    chosen = ', '.join(f'`{key}` {flat[key]!r}' for key in blame)
-    return f'`{name}` has no effect with {chosen}: remove it.'
-  return f'`{name}` is unknown.{near(name, want)}'
+  blamed = _blamed(name, want)
+  if not blamed:
+    return f'`{name}` is unknown, got {value!r}.{near(name, want)}'
+  if any(_wrong(key, have.get(key), want[key]) for key in blamed):
+    return ''  # Of which choice it is will show when that is one.
+  chosen = ', '.join(f'`{key}` {have[key]!r}' for key in blamed)
+  return f'`{name}` has no effect with {chosen}: remove it.'
+
+
+def _blamed(name, want):
+  """Returns the fields whose choice a field is no part of; none if unknown."""
+  *path, last = name.split('.')
+  if name == 'data.num_clusters':
+    return ['data.corpus', 'data.non_iid'] if 'data.non_iid' in want else []
+  choices = CHOICES[path[-1]] if path and path[-1] in CHOICES else {}
+  keys = [
+    '.'.join([*path, key])
+    for key, named in choices.items()
+    if any(last in fields for fields in named.values())
+  ]
+  if any(key in want for key in keys):
+    return keys
+  # Groups that another method would have; `near` helps within those it has.
+  has_group = path and any(key.startswith(f'{path[0]}.') for key in want)
+  is_of_method = (
+    path[0] in ('outer', 'overlap', 'levels') and not has_group
+    if path
+    else last in {**REPLICAS, **ROUNDS, **SWITCH}
+  )
+  return ['method'] if is_of_method else []

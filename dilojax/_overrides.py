@@ -84,13 +84,20 @@ def _override(config, name, text):
   *groups, last = name.split('.')
   group = config
   for part in groups:
-    is_group = isinstance(group, ml_collections.ConfigDict)
-    group = group.get(part) if is_group else None
-  if not isinstance(group, ml_collections.ConfigDict):
-    hint = _fields.near(name, _fields.flatten(config))
-    raise ValueError(f'`config.{name}` is in no group of the config.{hint}')
-  old = group.get(last)
-  value = _parse(text) if old is None else _parse_as(old, name, text)
+    if not _is_group(group.get(part)):
+      hint = _fields.near(name, _fields.flatten(config.to_dict()))
+      raise ValueError(f'`config.{name}` is in no group of the config.{hint}')
+    group = group[part]
+  old, value = group.get(last), _parse(text)
+  if old is not None and value is not None:
+    fitted = _fitted(value, old, text)
+    if fitted is None:
+      kind = 'group' if _is_group(old) else type(old).__name__
+      shown = '' if _is_group(old) else f', as {old!r} is'
+      raise ValueError(
+        f'`config.{name}` must be of type {kind}{shown}, got {text!r}.'
+      )
+    value = fitted
   if last in group:
     del group[last]  # A dict in place of a group, and null, are no updates.
   if value is not None:
@@ -98,37 +105,31 @@ def _override(config, name, text):
 
 
 def _parse(text: str) -> Any:
+  """Reads a text as a Python value; what is none stays a text."""
   if text.lower() in _WORDS:
     return _WORDS[text.lower()]
   try:
     value = ast.literal_eval(text)
-  except (ValueError, SyntaxError):
+  except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
     return text
   return ml_collections.ConfigDict(value) if isinstance(value, dict) else value
 
 
-def _parse_as(old, name, text):
-  """Reads a text as a value of the type of an old one."""
-  value = _parse(text)
-  if value is None:
-    return None
+def _fitted(value, old, text):
+  """Returns a value in the type of an old one, None if it does not fit."""
   if isinstance(old, str):
     # A number or a word is a text here, with or without quotes.
     return value if isinstance(value, str) else text
-  if isinstance(old, bool) and isinstance(value, bool):
-    return value
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  if isinstance(old, float) and is_number:
-    return float(value)
-  if isinstance(old, int) and is_number and not isinstance(old, bool):
-    if value == int(value) if abs(value) < float('inf') else False:
-      return int(value)
-  elif isinstance(value, type(old)) and not is_number:
-    return value
-  elif isinstance(old, tuple | list) and isinstance(value, tuple | list):
+  if isinstance(old, bool) or isinstance(value, bool):
+    return value if type(value) is type(old) else None
+  if isinstance(old, float) and isinstance(value, int):
+    return float(value) if value.bit_length() < 1024 else None
+  if isinstance(old, int) and isinstance(value, float):
+    return int(value) if value.is_integer() else None
+  if isinstance(old, tuple | list) and isinstance(value, tuple | list):
     return type(old)(value)
-  is_group = isinstance(old, ml_collections.ConfigDict)
-  kind = 'group' if is_group else type(old).__name__
-  raise ValueError(
-    f'`config.{name}` must be of type {kind}, as {old!r} is, got {text!r}.'
-  )
+  return value if isinstance(value, type(old)) else None
+
+
+def _is_group(value):
+  return isinstance(value, ml_collections.ConfigDict)

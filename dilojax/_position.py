@@ -46,8 +46,8 @@ def state_axes(setup: build.Setup) -> Any:
 
 def start(setup: build.Setup, axes: Any) -> Position:
   """Returns the position before the first step: all replicas are equal."""
-  state = jax.jit(lambda: _init(setup))()
-  params, opt_state = replicas.spread(state, setup.placement, axes)
+  place = lambda: replicas.spread(_init(setup), setup.placement, axes)
+  params, opt_state = jax.jit(place)()
   ledger = _ledger.start(setup.placement.total)
   return Position(0, params, opt_state, ledger, dict(EMPTY_WINDOW), 0.0)
 

@@ -76,7 +76,7 @@ def plan(
   )
   for runs in cuts:
     segment = Segment(first, runs, False)
-    if setup.final and segment.last == setup.num_steps:
+    if segment.last == setup.num_steps and _needs_final(setup, links):
       segment = Segment(first, _set_apart(runs, setup.num_steps), True)
     yield segment
     first = segment.last + 1
@@ -227,6 +227,15 @@ def lengths(segment: Segment) -> np.ndarray:
 
 
 FINAL = ('final',)
+
+
+def _needs_final(setup, links):
+  """Tells whether the last step is other than the schedules make it."""
+  last = setup.num_steps
+  ends = lambda schedule: schedule.delay == 0 and schedule.launches(last)
+  return setup.final and not all(
+    link.overwrites is None or ends(link.schedule) for link in links
+  )
 
 
 def _set_apart(runs, last):

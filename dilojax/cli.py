@@ -32,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = _parser()
   args, rest = parser.parse_known_args(argv)
   try:
-    args.overrides = _overrides(rest) if args.command == 'train' else rest
-    if args.command != 'train' and rest:
+    if args.command == 'train':
+      args.overrides = _overrides(rest)
+    elif rest:
       raise ValueError(f'unknown arguments: {" ".join(rest)}.')
     return args.run(args)
   except (ValueError, ImportError) as error:
@@ -157,10 +158,11 @@ def _train(args):
   notify = lambda text: print(text, file=sys.stderr, flush=True)
   for line in build.describe(setup):
     notify(line)
-  if args.dry_run:
-    return 0
   resolved = build.resolve(config)
   changes = [name for name in args.change.split(',') if name]
+  if args.dry_run:
+    workdir.check(args.workdir, resolved, changes=changes)
+    return 0
   with workdir.opened(args.workdir, resolved, changes=changes) as folder:
 
     def sink(step):
@@ -177,9 +179,9 @@ def _train(args):
         )
       if args.wandb:
         sinks.append(metrics.wandb(args.wandb, folder.name, resolved))
+      workdir.write_json(folder / workdir.ENVIRONMENT, workdir.environment())
       return metrics.tee(*sinks)
 
-    workdir.write_json(folder / workdir.ENVIRONMENT, workdir.environment())
     try:
       train.train(
         setup,

@@ -6,7 +6,7 @@ with several replica axes, a frozenset of the axes along which it differs. A
 value that differs along n axes has n leading axes, in the order of the axes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -37,6 +37,14 @@ class Placement(NamedTuple):
   def per_device(self, axis: str) -> int:
     """Returns the number of replicas that a device holds along an axis."""
     return self.num_replicas[axis] // self.mesh.shape[axis]
+
+  def count(self, axis_names: Sequence[str]) -> int:
+    """Returns the number of replicas along some mapped axes."""
+    return math.prod(
+      count
+      for axis, count in self.num_replicas.items()
+      if set(self.mapped(axis)) & set(axis_names)
+    )
 
   def mapped(self, axis: str) -> tuple[str, ...]:
     """Returns the names under which a replica axis is mapped.
@@ -199,13 +207,14 @@ def like(tree: Any, placement: Placement, axes: Any) -> Any:
 def spread(tree: Any, placement: Placement, axes: Any) -> Any:
   """Copies a replica's `tree` for all replicas and puts it on the devices."""
 
-  def copies(names, part):
+  def of_part(names, part):
     lead = [placement.num_replicas[axis] for axis in names]
     copy = lambda leaf: jnp.broadcast_to(leaf, (*lead, *jnp.shape(leaf)))
     return jax.tree.map(copy, part)
 
-  tree = _map_axes(copies, axes, placement.num_replicas, tree)
-  return put(tree, placement, axes)
+  copies = lambda tree: _map_axes(of_part, axes, placement.num_replicas, tree)
+  wanted = shardings(jax.eval_shape(copies, tree), placement, axes)
+  return jax.jit(copies, out_shardings=wanted)(tree)
 
 
 def put(tree: Any, placement: Placement, axes: Any) -> Any:

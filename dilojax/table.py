@@ -1,6 +1,7 @@
 """A table of finished runs, computed from their files alone."""
 
 from collections.abc import Iterable, Sequence
+import json
 import math
 import pathlib
 import statistics
@@ -16,12 +17,13 @@ def rows(folders: Iterable[pathlib.Path]) -> list[dict[str, Any]]:
     folders: Folders of finished runs.
 
   Returns:
-    Per row: its `name`, the number of runs `n`, and lists of what each run
-    came to. The first run's folder names the row; if seeds make up a row, it
-    is the folder above.
+    Per row its `name`, and its runs as lists of `folders`, `seeds` and
+    `summaries`. The first run's folder names the row; if seeds make up a row,
+    it is the folder above.
 
   Raises:
-    ValueError: If a folder holds no finished run.
+    ValueError: If a folder holds no finished run, or one that another folder
+      holds as well, with the same seed.
   """
   groups: dict[str, dict[str, Any]] = {}
   for folder in map(pathlib.Path, folders):
@@ -35,12 +37,14 @@ def rows(folders: Iterable[pathlib.Path]) -> list[dict[str, Any]]:
     seed = config.pop('seed')
     config.pop(workdir.PLACEMENT)
     row = groups.setdefault(
-      repr(config), {'folders': [], 'seeds': [], 'summaries': []}
+      json.dumps(config, sort_keys=True),
+      {'folders': [], 'seeds': [], 'summaries': []},
     )
     if seed in row['seeds']:
+      first = row['folders'][row['seeds'].index(seed)]
       raise ValueError(
-        f'{str(folder)!r} is a second run of {str(row["folders"][-1])!r}, with'
-        ' the same config and seed: name one of them.'
+        f'{str(folder)!r} is a second run of {str(first)!r}, with the same'
+        ' config and seed: name one of them.'
       )
     row['folders'].append(folder)
     row['seeds'].append(seed)
@@ -88,9 +92,10 @@ def nbytes(count: int) -> str:
     >>> nbytes(1_250_000)
     '1.25 MB'
   """
-  units = ('B', 'kB', 'MB', 'GB', 'TB')
-  power = min(int(math.log(max(count, 1), 1000)), len(units) - 1)
-  return f'{count / 1000**power:.3g} {units[power]}'
+  size, units = float(count), ['B', 'kB', 'MB', 'GB', 'TB', 'PB', 'EB']
+  while size >= 999.5 and len(units) > 1:
+    size, units = size / 1000, units[1:]
+  return f'{size:.3g} {units[0]}'
 
 
 def _cells(row):

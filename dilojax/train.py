@@ -58,7 +58,14 @@ def make_programs(setup: build.Setup) -> Programs:
   """Prepares the programs of a run; compiles none."""
   axes = _position.state_axes(setup)
   params = jax.eval_shape(setup.model.init, jax.random.key(0))
-  links = transforms.links(jax.eval_shape(setup.tx.init, params), params)
+  state = jax.eval_shape(setup.tx.init, params)
+  # One replica along the axes of a link has nobody to send to.
+  links = [
+    link
+    if setup.placement.count(link.axis_names) > 1
+    else link._replace(nbytes=0)
+    for link in transforms.links(state, params)
+  ]
   inner_step = _segment.make_step(setup.model, setup.tx, setup.accumulate)
   made: dict[tuple, Callable] = {}
 

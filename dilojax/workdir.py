@@ -1,6 +1,6 @@
 """The folder of a run: whose it is, and what ran there."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 import contextlib
 import fcntl
 import importlib.metadata
@@ -21,6 +21,7 @@ ENVIRONMENT = 'environment.json'
 METRICS = 'metrics.jsonl'
 SUMMARY = 'summary.json'
 CHECKPOINTS = 'checkpoints'
+LOCK = '.lock'
 
 # A run is its config, never the hardware that it happens to be on.
 PLACEMENT = 'mesh'
@@ -33,33 +34,33 @@ def opened(
   config: Mapping[str, Any],
   *,
   changes: Sequence[str] = (),
-) -> Iterator[pathlib.Path]:
+) -> Generator[pathlib.Path]:
   """Opens the folder of a run, for this process alone.
 
   A new or empty folder becomes the run's, and its config is written. A folder
-  with the same config is gone on with.
+  with the same config is gone on with. What is refused is left as it was.
 
   Args:
     folder: The folder.
     config: The run's config, as plain JSON values.
     changes: Names of fields that may differ from the config in the folder.
-      The new config is written then.
+      The new config is written then; and the old one again if the body raises
+      ValueError, as it does when a checkpoint does not fit the new one.
 
   Yields:
     The folder.
 
   Raises:
     ValueError: If the folder is not writable, belongs to another config or to
-      something else, is in use, or if a field of `changes` does not differ.
+      something else, or is in use, or if `changes` names no field.
   """
   path = pathlib.Path(folder)
+  check(path, config, changes=changes)
   try:
     path.mkdir(parents=True, exist_ok=True)
-    lock = open(path / '.lock', 'a')
+    lock = open(path / LOCK, 'a')
   except OSError as error:
-    raise ValueError(
-      f'`workdir` must be a folder to write to, got {str(path)!r}: {error}.'
-    ) from error
+    raise _not_writable(path, error) from error
   with lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,8 +69,67 @@ def opened(
         f'`workdir` {str(path)!r} is in use by another process: wait for it,'
         ' or choose another folder.'
       ) from None
-    _claim(path, dict(config), changes)
-    yield path
+    # Once more: until the lock was ours, another process may have written.
+    old = check(path, config, changes=changes)
+    if old != config:
+      write_json(path / CONFIG, config)
+    try:
+      yield path
+    except ValueError:
+      if old is not None and old != config:
+        write_json(path / CONFIG, old)
+      raise
+
+
+def check(
+  folder: str | os.PathLike[str],
+  config: Mapping[str, Any],
+  *,
+  changes: Sequence[str] = (),
+) -> dict[str, Any] | None:
+  """Checks that a folder can be this run's; writes nothing.
+
+  Args:
+    folder: The folder.
+    config: As for :func:`opened`.
+    changes: As for :func:`opened`.
+
+  Returns:
+    The config of the run in the folder, None if there is no run.
+
+  Raises:
+    ValueError: As for :func:`opened`.
+  """
+  path, new = pathlib.Path(folder), _fields.flatten(config)
+  try:
+    names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+  except OSError as error:
+    raise _not_writable(path, error) from error
+  foreign = sorted(name for name in names if not name.startswith('.'))
+  if foreign and CONFIG not in foreign:
+    raise ValueError(
+      f'`workdir` {str(path)!r} is not empty and holds no run:'
+      f' {", ".join(foreign[:5])}. Choose another folder.'
+    )
+  config_there = _read_config(path / CONFIG) if foreign else None
+  old = new if config_there is None else _fields.flatten(config_there)
+  for name in changes:
+    if name not in old.keys() | new.keys():
+      hint = _fields.near(name, new)
+      raise ValueError(f'`change`: {name!r} is no field of the config.{hint}')
+  refused = [name for name in _differing(old, new) if name not in changes]
+  if refused:
+    shown = '; '.join(
+      f'`{name}`: {old.get(name, "absent")!r} there,'
+      f' {new.get(name, "absent")!r} here'
+      for name in refused
+    )
+    raise ValueError(
+      f'`workdir` {str(path)!r} holds a run with another config: {shown}.'
+      ' Choose another folder, or allow a change of this run with'
+      f' --change={",".join(refused)}.'
+    )
+  return config_there
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -127,51 +187,27 @@ def _commit() -> dict[str, Any]:
   return {'commit': commit, 'clean': clean}
 
 
-def _claim(path, config, changes):
-  found = path / CONFIG
-  if not found.exists():
-    foreign = [
-      entry.name for entry in path.iterdir() if not entry.name.startswith('.')
-    ]
-    if foreign:
-      raise ValueError(
-        f'`workdir` {str(path)!r} is not empty and holds no run:'
-        f' {", ".join(sorted(foreign)[:5])}. Choose another folder.'
-      )
-    if changes:
-      raise ValueError(
-        f'`change` ({", ".join(changes)}) has no effect: {str(path)!r} holds no'
-        ' run yet. Leave it out.'
-      )
-    write_json(found, config)
-    return
-  old, new = _fields.flatten(read_json(found)), _fields.flatten(config)
-  differ = {
-    name: (old.get(name, 'absent'), new.get(name, 'absent'))
+def _read_config(path):
+  config = read_json(path)
+  if not isinstance(config, dict):
+    raise ValueError(
+      f'{str(path)!r} is damaged: it must hold a config, got {config!r}.'
+    )
+  return config
+
+
+def _differing(old, new):
+  """Names the fields in which a run differs; its placement is none of it."""
+  missing = object()
+  return [
+    name
     for name in sorted(old.keys() | new.keys())
-    if old.get(name, 'absent') != new.get(name, 'absent')
-  }
-  of_run = {
-    name: pair
-    for name, pair in differ.items()
-    if not name.startswith(f'{PLACEMENT}.')
-  }
-  refused = {name: of_run[name] for name in of_run.keys() - set(changes)}
-  if refused:
-    shown = '; '.join(
-      f'`{name}`: {there!r} there, {here!r} here'
-      for name, (there, here) in sorted(refused.items())
-    )
-    raise ValueError(
-      f'`workdir` {str(path)!r} holds a run with another config: {shown}.'
-      ' Choose another folder, or allow a change of this run with'
-      f' --change={",".join(sorted(refused))}.'
-    )
-  idle = [name for name in changes if name not in of_run]
-  if idle:
-    raise ValueError(
-      f'`change` ({", ".join(idle)}) has no effect: the config in'
-      f' {str(path)!r} has the same. Leave it out.'
-    )
-  if differ:
-    write_json(found, config)
+    if old.get(name, missing) != new.get(name, missing)
+    and not name.startswith(f'{PLACEMENT}.')
+  ]
+
+
+def _not_writable(path, error):
+  return ValueError(
+    f'`workdir` must be a folder to write to, got {str(path)!r}: {error}.'
+  )

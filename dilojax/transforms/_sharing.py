@@ -198,9 +198,7 @@ def links(state: optax.OptState, params: optax.Params) -> list[Link]:
     elif hasattr(node, 'anchor'):
       nbytes = _nbytes(node.anchor)
       plan = node.plan
-      found.append(
-        Link(plan.schedule, _names(node), nbytes, plan.overwrites)
-      )
+      found.append(Link(plan.schedule, _names(node), nbytes, plan.overwrites))
     else:
       stop = node.plan.schedule.stop
       for link in links(node.link, params):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dilojax import data
+from dilojax.data import _clusters
 from dilojax.data import _documents
 
 
@@ -333,3 +334,11 @@ def test_synthetic_refuses(arguments, message):
 def test_digits_refuses():
   with pytest.raises(ValueError, match='`heldout_fraction` must be above 0'):
     data.digits(heldout_fraction=-0.1)
+
+
+def test_a_window_has_the_cluster_of_the_document_at_its_middle():
+  clusters = np.array([5, 6, 7], np.int32)
+  lengths = np.array([3, 1, 6])
+  # Middles 1, 3, 5, 7: tokens 0-2 are of the first document, 3 of the second.
+  found = _clusters.of_windows(clusters, lengths, 2, 4)
+  np.testing.assert_array_equal(found, [5, 6, 7, 7])

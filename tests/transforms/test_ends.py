@@ -16,6 +16,7 @@ from tests.transforms.training import TARGETS
 from tests.transforms.training import K
 
 NESTEROV = optax.sgd(0.7, momentum=0.9, nesterov=True)
+ADAM = optax.adam(0.1)
 SWITCH, EVERY = 5, 4
 
 
@@ -106,7 +107,7 @@ def test_post_local_needs_a_first_phase():
 
 
 @functools.cache
-def last(num_steps, *, outer=optax.adam(0.1), **kwargs):
+def last(num_steps, *, outer=ADAM, **kwargs):
   """Trains with a last synchronization, and without."""
   make_tx = training.sgd_then(outer, **kwargs)
   return [

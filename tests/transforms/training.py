@@ -73,10 +73,10 @@ def run(make_tx, *args, **kwargs):
   return program(*args)
 
 
-def map_yourself(fn, in_axes, out_axes, how):
+def map_yourself(fn, in_axes, out_axes, how, **kwargs):
   """Maps one replica's function as a user would, without our placement."""
   if how == 'vmap':
-    return jax.jit(jax.vmap(fn, in_axes, out_axes, axis_name='replica'))
+    return jax.jit(jax.vmap(fn, in_axes, out_axes, 'replica'), **kwargs)
   if how == 'pmap':
     return jax.pmap(
       fn,
@@ -84,6 +84,7 @@ def map_yourself(fn, in_axes, out_axes, how):
       in_axes=in_axes,
       out_axes=out_axes,
       devices=jax.devices()[:K],
+      **kwargs,
     )
   mesh = jax.make_mesh(
     (K,), ('replica',), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:K]
@@ -105,11 +106,10 @@ def map_yourself(fn, in_axes, out_axes, how):
     args = private(lambda leaf: leaf[0], in_axes, args)
     return private(lambda leaf: leaf[None], out_axes, fn(*args))
 
-  return jax.jit(
-    jax.shard_map(
-      alone, mesh=mesh, in_specs=specs(in_axes), out_specs=specs(out_axes)
-    )
+  mapped = jax.shard_map(
+    alone, mesh=mesh, in_specs=specs(in_axes), out_specs=specs(out_axes)
   )
+  return jax.jit(mapped, **kwargs)
 
 
 def copies(tree, axes, num_replicas=K):

@@ -1,0 +1,192 @@
+"""Writes the tables of configs.md, from the fields that the code accepts.
+
+python docs/fields.py
+"""
+
+from collections.abc import Iterator, Mapping
+import pathlib
+
+from dilojax import _fields
+
+PAGE = pathlib.Path(__file__).with_name('configs.md')
+BEGIN, END = '<!-- fields:begin -->\n', '<!-- fields:end -->'
+
+# Unit and scope of every field.
+MEANINGS = {
+  'seed': 'seed of the params and of the order of the data',
+  'num_steps': 'inner steps of each replica',
+  'eval_every': 'inner steps between evaluations; there is one at the end too',
+  'eval_sequences': 'held-out sequences (or images) in an evaluation',
+  'checkpoint_every': 'inner steps between checkpoints',
+  'keep_checkpoints': 'newest checkpoints that are kept',
+  'log_every': 'inner steps between records of training',
+  'non_finite': 'what happens at a gradient that is not finite: the run stops,'
+  ' or the replica skips the step',
+  'method': 'who communicates what, and when',
+  'num_replicas': 'replicas K, over all devices',
+  'every': 'inner steps per round, H',
+  'final_synchronization': 'whether the last step ends in a synchronization,'
+  ' even if the last round is short',
+  'data_parallel_steps': 'inner steps before the switch, of each replica',
+  'outer.name': 'optimizer of the anchor',
+  'outer.lr': 'outer learning rate, per synchronization',
+  'outer.momentum': 'outer momentum, per synchronization',
+  'outer.b1': 'decay of the first moment, per synchronization',
+  'outer.b2': 'decay of the second moment, per synchronization',
+  'outer.eps': 'added to the root of the second moment',
+  'overlap.offset': 'first inner step with a launch, at most `every`',
+  'overlap.delay': 'inner steps from a launch to its landing, less than'
+  ' `every`',
+  'overlap.merge': 'how a new anchor enters a replica',
+  'overlap.alpha': "weight of the replica's own params",
+  'levels.NAME.axis': 'name of the axis of replicas that this level adds, such'
+  ' as `host`',
+  'levels.NAME.num_replicas': 'replicas along this axis, within one index of'
+  ' the level above',
+  'levels.NAME.every': 'inner steps per round of this level',
+  'inner.peak_lr': 'inner learning rate after the warm-up',
+  'inner.warmup_steps': 'inner steps of linear warm-up',
+  'inner.clip_norm': "limit of the global norm of a replica's gradient; in"
+  ' data parallelism, of the mean gradient',
+  'inner.accumulate': 'parts that a batch of a replica is computed in, one'
+  ' after the other',
+  'inner.name': 'optimizer of the inner steps',
+  'inner.b1': 'decay of the first moment, per inner step',
+  'inner.b2': 'decay of the second moment, per inner step',
+  'inner.momentum': 'decay of the momentum, per inner step',
+  'inner.weight_decay': 'decoupled weight decay of matrices and embeddings,'
+  ' times the learning rate per inner step',
+  'inner.schedule': 'inner learning rate after the warm-up',
+  'inner.final_lr_ratio': 'learning rate of the last inner step over'
+  ' `peak_lr`',
+  'inner.decay_steps': 'inner steps of the linear decay at the end',
+  'data.batch_size': 'sequences (or images) per inner step of one replica, a'
+  ' multiple of `inner.accumulate`',
+  'data.corpus': 'where the data come from',
+  'data.tokenizer': '`bytes`, or the path of a Hugging Face `tokenizers` JSON'
+  ' file',
+  'data.seq_len': 'tokens that are predicted in a sequence',
+  'data.heldout_fraction': 'share of the distinct documents that is held out',
+  'data.non_iid': 'share of the training sequences that is dealt by cluster;'
+  ' 0 for iid',
+  'data.num_clusters': 'clusters of documents',
+  'data.pattern': 'path or glob pattern of the files',
+  'data.path': 'folder or URL that `dilojax prepare` wrote',
+  'data.num_symbols': 'size of the alphabet',
+  'data.num_sequences': 'sequences, training and held-out together',
+  'data.corpus_seed': 'seed of the text, apart from that of the run',
+  'model.name': 'the model',
+  'model.vocab_size': "number of different tokens, the tokenizer's",
+  'model.num_layers': 'blocks of a decoder; hidden layers of the others',
+  'model.dim': 'width of the residual stream',
+  'model.num_heads': 'attention heads',
+  'model.head_dim': 'width of a head',
+  'model.mlp': 'kind of the MLP in a block',
+  'model.mlp_dim': 'width inside the MLP',
+  'model.tied_head': 'whether the head is the embedding',
+  'model.qk_norm': 'whether queries and keys are normalized',
+  'model.z_loss': 'weight of the squared log-normalizer in the training loss;'
+  ' 0 for none',
+  'model.dtype': 'of the computation; params are float32',
+  'model.remat': 'whether the backward pass computes blocks again, for less'
+  ' memory',
+  'model.width': 'units or channels of a hidden layer',
+  'mesh.num_devices': 'devices of the run; 0 for all, or on a CPU for one per'
+  ' replica, up to 8',
+  'mesh.fsdp': 'devices that a replica is sharded over by its longest axes; 0'
+  ' for all that are left',
+  'mesh.tensor': 'devices that a replica is sharded over by its second-longest'
+  ' axes',
+}
+
+
+def tables() -> str:
+  """Returns the tables: one for each group of fields."""
+  written = [
+    f'### {title}\n\n{_table(rows)}\n' for title, rows in _sections()
+  ]
+  return '\n'.join(written)
+
+
+def write() -> None:
+  """Puts the tables into the page."""
+  before, _, rest = PAGE.read_text().partition(BEGIN)
+  _, _, after = rest.partition(END)
+  PAGE.write_text(before + BEGIN + tables() + END + after)
+
+
+def _sections() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
+  methods = {name: {'method': name} for name in _choices({}, 'method')}
+  yield 'Run and method', _rows('', methods)
+  yield 'outer', _rows('outer', _variants('outer', 'name', method='diloco'))
+  yield (
+    'overlap',
+    _rows('overlap', _variants('overlap', 'merge', method='diloco')),
+  )
+  level = {'method': 'hierarchical', 'levels': {'NAME': {}}}
+  yield 'levels', _rows('levels.NAME', {'hierarchical': level})
+  yield (
+    'inner',
+    _rows(
+      'inner', _variants('inner', 'name'), _variants('inner', 'schedule')
+    ),
+  )
+  clustered = {
+    corpus: {'data': {'corpus': corpus, 'non_iid': 0.5}}
+    for corpus in _choices({}, 'data.corpus')
+  }
+  yield 'data', _rows('data', clustered)
+  yield 'model', _rows('model', _variants('model', 'name'))
+  yield 'mesh', _rows('mesh', {'': {}})
+
+
+def _choices(config: Mapping, name: str) -> list[str]:
+  """Returns the names that a field has to choose from."""
+  allowed = _fields.expected(config)[name].allowed
+  return allowed.removeprefix('one of ').split(', ')
+
+
+def _variants(group: str, key: str, **config: str) -> dict[str, dict]:
+  """Returns a config for every choice in a group."""
+  names = _choices({**config, group: {}}, f'{group}.{key}')
+  return {name: {**config, group: {key: name}} for name in names}
+
+
+def _rows(group: str, *kinds: Mapping[str, Mapping]):
+  """Returns name, choices, values and meaning of the fields of a group."""
+  rows = {}
+  for variants in kinds:
+    found: dict[str, list[str]] = {}
+    for choice, config in variants.items():
+      for name, field in _fields.expected(config).items():
+        if name.rpartition('.')[0] == group:
+          found.setdefault(name, []).append(choice)
+          rows.setdefault(name, [set(variants), field.allowed])
+    for name, choices in found.items():
+      if len(choices) < len(variants):
+        rows[name][0] = choices
+  return [
+    (
+      name,
+      '' if isinstance(choices, set) else ', '.join(f'`{c}`' for c in choices),
+      allowed,
+      MEANINGS[name],
+    )
+    for name, (choices, allowed) in rows.items()
+  ]
+
+
+def _table(rows) -> str:
+  lines = [
+    '| field | only with | value | meaning |',
+    '| --- | --- | --- | --- |',
+    *(
+      f'| `{name}` | {choices} | {allowed} | {meaning} |'
+      for name, choices, allowed, meaning in rows
+    ),
+  ]
+  return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+  write()
