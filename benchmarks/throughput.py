@@ -169,18 +169,17 @@ def training(model, placement, args):
 
 def matrix_product(size, mesh):
   """Returns a function that multiplies on all devices, and its FLOPs."""
-  # CPU devices share their cores, which one product occupies. Other devices
-  # each get their own.
-  shared = mesh.devices.flat[0].platform == 'cpu'
-  count = 1 if shared else mesh.size
-  flat = jax.sharding.Mesh(mesh.devices.flatten()[:count], ('device',))
-  matrix = jax.device_put(
-    jnp.ones((count, size, size)), jax.NamedSharding(flat, jax.P('device'))
-  )
-  square = jax.jit(lambda x: jnp.einsum('nij,njk->nik', x, x))
-  if shared:
-    matrix = matrix[0]
-    square = jax.jit(lambda x: x @ x)
+  # CPU devices share their cores, all of which one product occupies. Other
+  # devices each get their own.
+  devices = mesh.devices.flatten()
+  if devices[0].platform == 'cpu':
+    devices = devices[:1]
+  count = len(devices)
+  flat = jax.sharding.Mesh(devices, ('device',))
+  shape = (size, size) if count == 1 else (count, size, size)
+  spec = jax.P() if count == 1 else jax.P('device')
+  matrix = jax.device_put(jnp.ones(shape), jax.NamedSharding(flat, spec))
+  square = jax.jit(lambda x: x @ x)
   products = 4
 
   def multiply():

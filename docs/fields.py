@@ -1,15 +1,16 @@
-"""Writes the tables of configs.md, from the fields that the code accepts.
+"""Writes the tables of configs.md: the configs, and the fields they may have.
 
 python docs/fields.py
 """
 
+import ast
 from collections.abc import Iterator, Mapping
 import pathlib
 
 from dilojax import _fields
 
 PAGE = pathlib.Path(__file__).with_name('configs.md')
-BEGIN, END = '<!-- fields:begin -->\n', '<!-- fields:end -->'
+CONFIGS = PAGE.parents[1] / 'configs'
 
 # Unit and scope of every field.
 MEANINGS = {
@@ -54,11 +55,10 @@ MEANINGS = {
   'inner.b1': 'decay of the first moment, per inner step',
   'inner.b2': 'decay of the second moment, per inner step',
   'inner.momentum': 'decay of the momentum, per inner step',
-  'inner.weight_decay': 'decoupled weight decay of matrices and embeddings,'
-  ' times the learning rate per inner step',
+  'inner.weight_decay': 'decoupled weight decay, times the learning rate per'
+  ' inner step; of matrices and embeddings, not of norms and biases',
   'inner.schedule': 'inner learning rate after the warm-up',
-  'inner.final_lr_ratio': 'learning rate of the last inner step over'
-  ' `peak_lr`',
+  'inner.final_lr_ratio': 'learning rate at the end of the run over `peak_lr`',
   'inner.decay_steps': 'inner steps of the linear decay at the end',
   'data.batch_size': 'sequences (or images) per inner step of one replica, a'
   ' multiple of `inner.accumulate`',
@@ -102,17 +102,28 @@ MEANINGS = {
 
 def tables() -> str:
   """Returns the tables: one for each group of fields."""
-  written = [
-    f'### {title}\n\n{_table(rows)}\n' for title, rows in _sections()
-  ]
+  written = [f'### {title}\n\n{_table(rows)}\n' for title, rows in _sections()]
   return '\n'.join(written)
+
+
+def configs() -> str:
+  """Returns a table of the files in configs/, with their first lines."""
+  lines = ['| config | what it trains |', '| --- | --- |']
+  for path in sorted(CONFIGS.glob('[!_]*.py')):
+    text = ast.get_docstring(ast.parse(path.read_text())) or ''
+    first = ' '.join(text.partition('\n\n')[0].split()).removesuffix('.')
+    lines.append(f'| `configs/{path.name}` | {first} |')
+  return '\n'.join(lines) + '\n'
 
 
 def write() -> None:
   """Puts the tables into the page."""
-  before, _, rest = PAGE.read_text().partition(BEGIN)
-  _, _, after = rest.partition(END)
-  PAGE.write_text(before + BEGIN + tables() + END + after)
+  text = PAGE.read_text()
+  for name, table in (('configs', configs()), ('fields', tables())):
+    begin, end = f'<!-- {name}:begin -->\n', f'<!-- {name}:end -->'
+    before, _, rest = text.partition(begin)
+    text = before + begin + table + end + rest.partition(end)[2]
+  PAGE.write_text(text)
 
 
 def _sections() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
@@ -127,9 +138,7 @@ def _sections() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
   yield 'levels', _rows('levels.NAME', {'hierarchical': level})
   yield (
     'inner',
-    _rows(
-      'inner', _variants('inner', 'name'), _variants('inner', 'schedule')
-    ),
+    _rows('inner', _variants('inner', 'name'), _variants('inner', 'schedule')),
   )
   clustered = {
     corpus: {'data': {'corpus': corpus, 'non_iid': 0.5}}
@@ -154,25 +163,23 @@ def _variants(group: str, key: str, **config: str) -> dict[str, dict]:
 
 def _rows(group: str, *kinds: Mapping[str, Mapping]):
   """Returns name, choices, values and meaning of the fields of a group."""
-  rows = {}
+  allowed: dict[str, str] = {}
+  only_with: dict[str, list[str]] = {}
   for variants in kinds:
     found: dict[str, list[str]] = {}
     for choice, config in variants.items():
       for name, field in _fields.expected(config).items():
         if name.rpartition('.')[0] == group:
-          found.setdefault(name, []).append(choice)
-          rows.setdefault(name, [set(variants), field.allowed])
-    for name, choices in found.items():
-      if len(choices) < len(variants):
-        rows[name][0] = choices
+          allowed.setdefault(name, field.allowed)
+          found.setdefault(name, []).append(f'`{choice}`')
+    only_with |= {
+      name: choices
+      for name, choices in found.items()
+      if len(choices) < len(variants)
+    }
   return [
-    (
-      name,
-      '' if isinstance(choices, set) else ', '.join(f'`{c}`' for c in choices),
-      allowed,
-      MEANINGS[name],
-    )
-    for name, (choices, allowed) in rows.items()
+    (name, ', '.join(only_with.get(name, [])), value, MEANINGS[name])
+    for name, value in allowed.items()
   ]
 
 

@@ -1,4 +1,4 @@
-"""The documents: their code runs, their commands parse, their lists are true."""
+"""The documents: code runs, commands parse, lists are those of the code."""
 
 import configparser
 import contextlib
@@ -12,6 +12,7 @@ import shlex
 
 import pytest
 
+from dilojax import _fields
 from dilojax import _overrides
 from dilojax import build
 from dilojax import cli
@@ -22,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 DOCS = sorted((ROOT / 'docs').glob('*.md'))
 PAGES = [ROOT / 'README.md', *DOCS]
 # What a reader can run beside our own commands.
-FOREIGN = ('sha256sum', 'tensorboard', 'gsutil', 'cat')
+FOREIGN = ('cd', 'sha256sum', 'tensorboard')
 
 
 def blocks(path):
@@ -30,8 +31,7 @@ def blocks(path):
   text = path.read_text()
   fences = re.finditer(r'^```(\w*)\n(.*?)^```$', text, re.M | re.S)
   return [
-    (match[1], match[2], text[: match.start(2)].count('\n'))
-    for match in fences
+    (match[1], match[2], text[: match.start(2)].count('\n')) for match in fences
   ]
 
 
@@ -160,8 +160,9 @@ def load_fields():
 
 def test_fields_are_those_of_the_code():
   """Regenerate with `python docs/fields.py`."""
-  text = (ROOT / 'docs' / 'configs.md').read_text()
-  assert between(text, 'fields') == load_fields().tables()
+  text, fields = (ROOT / 'docs' / 'configs.md').read_text(), load_fields()
+  assert between(text, 'fields') == fields.tables()
+  assert between(text, 'configs') == fields.configs()
 
 
 @pytest.mark.parametrize(
@@ -169,15 +170,14 @@ def test_fields_are_those_of_the_code():
 )
 def test_fields_cover_every_config(path, monkeypatch):
   """Every field of a config has its row, and its meaning."""
-  from dilojax import _fields
-
   monkeypatch.chdir(ROOT)
   config = build.resolve(_overrides.load(path))
   rows = re.findall(
     r'^\| `([\w.]+)` \|', (ROOT / 'docs' / 'configs.md').read_text(), re.M
   )
   for name in _fields.flatten(config):
-    assert re.sub(r'^levels\.\w+', 'levels.NAME', name) in rows, name
+    name = re.sub(r'^levels\.\w+\.', 'levels.NAME.', name)
+    assert name.replace('levels.NAME.outer.', 'outer.') in rows, name
 
 
 def named(text, heading):

@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from dilojax import build
 from tests import test_train
 from tests import tiny
 
@@ -19,15 +18,22 @@ import sys
 import jax
 jax.config.update('jax_platforms', 'cpu')
 jax.config.update('jax_num_cpu_devices', 4)
+from tests import test_killed
 from tests import tiny
 from dilojax import train
-config = tiny.config(num_steps=400, checkpoint_every=7, log_every=3, eval_every=20)
+config = test_killed.config()
 try:
   tiny.run(sys.argv[1], config)
 except train.Interrupted as error:
   print(error)
   sys.exit(130)
 """
+
+
+def config():
+  return test_train.config_of(
+    'diloco', num_steps=400, checkpoint_every=7, log_every=3, eval_every=20
+  )
 
 
 def begin(folder):
@@ -59,20 +65,14 @@ def finish(folder):
 
 
 def assert_same_runs(got, want):
-  config = tiny.config(
-    num_steps=400, checkpoint_every=7, log_every=3, eval_every=20
-  )
   lines = [
     (folder / 'metrics.jsonl').read_text().splitlines()
     for folder in (got, want)
   ]
-  first, second = (
-    test_train.steady(map(json.loads, each)) for each in lines
-  )
+  first, second = (test_train.steady(map(json.loads, each)) for each in lines)
   assert first == second
-  assert build.make(config).num_steps == 400
   test_train.assert_same(
-    tiny.state(got, config, 400), tiny.state(want, config, 400)
+    tiny.state(got, config(), 400), tiny.state(want, config(), 400)
   )
 
 

@@ -40,10 +40,10 @@ SMALL = {
   'num_steps': 13,
   'every': 5,
   'inner.warmup_steps': 2,
-  'eval_every': 7,
+  'eval_every': 6,
   'eval_sequences': 8,
-  'log_every': 4,
-  'checkpoint_every': 7,
+  'log_every': 6,
+  'checkpoint_every': 6,
   'mesh.num_devices': 4,
 }
 
@@ -98,9 +98,7 @@ def state(folder, config, step):
 
   setup = build.make(config)
   axes = _position.state_axes(setup)
-  position = _position.restore(
-    folder / workdir.CHECKPOINTS, step, setup, axes
-  )
+  position = _position.restore(folder / workdir.CHECKPOINTS, step, setup, axes)
   leaves = jax.tree.leaves_with_path((position.params, position.opt_state))
   return {
     jax.tree_util.keystr(path): jax.device_get(leaf) for path, leaf in leaves

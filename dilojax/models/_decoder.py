@@ -60,7 +60,8 @@ def decoder(
     dtype: 'float32' or 'bfloat16', the dtype of activations and of the weights
       as they are multiplied. Params, norms, softmax and loss stay float32.
     remat: Whether the backward pass computes each block again instead of
-      storing what is inside: less memory for a third more computation.
+      storing what is inside: less memory for a third more computation. (XLA
+      on CPU computes again, but early, and so frees little.)
 
   Returns:
     A :class:`Model`, whose `evaluate` gives `loss`, without z-loss. Its params

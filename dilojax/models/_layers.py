@@ -129,12 +129,11 @@ def attend(
   is_past_LxM = jnp.tril(jnp.ones((length, length), bool))
   bias_1x1xLxM = jnp.where(is_past_LxM, 0.0, -1e30)[None, None]
   score_BxHxLxM = jnp.einsum(
-    'blhk,bmhk->bhlm',
-    query_BxLxHxK * head_dim**-0.5,
-    key_BxMxHxK,
-    preferred_element_type=jnp.float32,
+    'blhk,bmhk->bhlm', query_BxLxHxK * head_dim**-0.5, key_BxMxHxK
   )
-  score_BxHxLxM += bias_1x1xLxM
+  # Softmax in float32; products, also of the backward pass, in the dtype of
+  # the arguments.
+  score_BxHxLxM = score_BxHxLxM.astype(jnp.float32) + bias_1x1xLxM
   # Any shift is right, this one does not overflow.
   shift_BxHxLx1 = jax.lax.stop_gradient(
     score_BxHxLxM.max(axis=-1, keepdims=True)
@@ -146,7 +145,6 @@ def attend(
     'bhlm,bmhk->blhk',
     weight_BxHxLxM.astype(value_BxMxHxK.dtype),
     value_BxMxHxK,
-    preferred_element_type=jnp.float32,
   )
   return (sum_BxLxHxK / total_BxLxHx1).astype(value_BxMxHxK.dtype)
 

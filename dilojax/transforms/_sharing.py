@@ -154,7 +154,9 @@ def apply_updates(
       continue
     now = node.step if step is None else step
     landed = node.plan.schedule.lands(now) | node.plan.schedule.starts(now)
-    land = lambda params, anchor=node.anchor: _over(params, anchor)
+    land = lambda params, anchor=node.anchor: jax.tree.map(
+      agreeing, _over(params, anchor), params
+    )
     if step is None:
       params = jax.lax.cond(landed, land, lambda params: params, params)
     elif landed or final:
@@ -244,9 +246,7 @@ def agreeing(value: jax.Array, own: jax.Array) -> jax.Array:
 def _over(params, anchor):
   """Puts an anchor over params, where it is not masked."""
   is_masked = lambda node: isinstance(node, optax.MaskedNode)
-  put = lambda node, own: (
-    own if is_masked(node) else agreeing(node.astype(own.dtype), own)
-  )
+  put = lambda node, own: own if is_masked(node) else node.astype(own.dtype)
   return jax.tree.map(put, anchor, params, is_leaf=is_masked)
 
 

@@ -179,3 +179,18 @@ def test_callbacks_on_several_devices_are_refused():
   fn = users_step(replicas.place(K, 4), calls_back=True)
   with pytest.raises(NotImplementedError, match='callbacks are only supported'):
     fn(1 + 0 * TARGETS, TARGETS)
+
+
+@pytest.mark.parametrize('names', [('a', 'b'), ('b', 'a')])
+def test_a_mean_takes_what_varies_along_one_name_only(names):
+  """A tuple at once would be refused by the checks of `shard_map`."""
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.make_mesh((2, 2), ('a', 'b'), auto, devices=jax.devices()[:4])
+  mean = dx.mean_over(names)
+  fn = jax.shard_map(
+    lambda x: mean.update(x, mean.init(x))[0],
+    mesh=mesh,
+    in_specs=jax.P('a'),
+    out_specs=jax.P(),
+  )
+  np.testing.assert_allclose(jax.jit(fn)(jnp.array([1.0, 3.0])), [2.0])
