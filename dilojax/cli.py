@@ -149,12 +149,15 @@ def _train(args):
   from dilojax import train
   from dilojax import workdir
 
+  clock = lambda: time.monotonic() - _BEGAN
+  timing = {'imports': clock()}
   config = overrides_lib.load(args.config, args.overrides)
   build.check(config)
   # Once devices are in use, as in a notebook, their number stands.
   with contextlib.suppress(RuntimeError):
     jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
   setup = build.make(config)
+  timing['corpus'] = clock()
   notify = lambda text: print(text, file=sys.stderr, flush=True)
   for line in build.describe(setup):
     notify(line)
@@ -166,19 +169,27 @@ def _train(args):
   with workdir.opened(args.workdir, resolved, changes=changes) as folder:
 
     def sink(step):
-      resume_step = step if (folder / workdir.METRICS).exists() else None
-      sinks = [
-        metrics.jsonl(folder / workdir.METRICS, resume_step=resume_step),
-        metrics.progress(
+      records = folder / workdir.METRICS
+      resume_step = step if records.exists() else None
+      makes = [
+        lambda: metrics.jsonl(records, resume_step=resume_step),
+        lambda: metrics.progress(
           total_steps=setup.num_steps, start_step=step, stream=sys.stderr
         ),
       ]
       if args.tensorboard:
-        sinks.append(
-          metrics.tensorboard(folder / 'tensorboard', resume_step=resume_step)
+        board = folder / 'tensorboard'
+        makes.append(
+          lambda: metrics.tensorboard(board, resume_step=resume_step)
         )
       if args.wandb:
-        sinks.append(metrics.wandb(args.wandb, folder.name, resolved))
+        makes.append(lambda: metrics.wandb(args.wandb, folder.name, resolved))
+      with contextlib.ExitStack() as made:  # If one fails, the others close.
+        sinks = []
+        for make in makes:
+          sinks.append(make())
+          made.callback(sinks[-1].close)
+        made.pop_all()
       workdir.write_json(folder / workdir.ENVIRONMENT, workdir.environment())
       return metrics.tee(*sinks)
 
@@ -188,7 +199,8 @@ def _train(args):
         folder,
         sink=sink,
         notify=notify,
-        clock=lambda: time.monotonic() - _BEGAN,
+        clock=clock,
+        timing=timing,
       )
     except train.NonFiniteError as error:
       notify(f'dilojax: error: {error}')

@@ -1,10 +1,11 @@
 """The training loop: segments on the devices, records on the host."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import pathlib
 import signal
 import threading
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ class NonFiniteError(RuntimeError):
   """
 
   def __init__(self, message: str, step: int):
+    """Takes the message, and the step."""
     super().__init__(message)
     self.step = step
 
@@ -164,6 +166,7 @@ def train(
   sink: Callable[[int], metrics.Sink],
   notify: Callable[[str], None],
   clock: Callable[[], float],
+  timing: Mapping[str, float] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
   """Trains, or goes on with the training in a folder, to the end.
 
@@ -173,6 +176,7 @@ def train(
     sink: Makes the sink of records, given the step to go on from.
     notify: Takes what a person should know.
     clock: Returns the seconds since the command was given.
+    timing: What `clock` returned at earlier events, for the summary.
 
   Returns:
     The summary, which is also written to the folder.
@@ -188,7 +192,7 @@ def train(
   position = _newest(setup, programs, checkpoints, setup.num_steps)
   if position.step:
     notify(f'Continues from step {position.step} in {str(folder)!r}.')
-  timing = {'before_training': clock()}
+  timing = {**timing, 'state': clock()}
   records = sink(position.step)
   try:
     position = _run(
@@ -213,6 +217,7 @@ def train(
 
 def _run(setup, programs, position, checkpoints, records, timing, clock):
   """Trains to the end, or to a signal, and returns the position there."""
+  begin = position
   spent = position.seconds - clock()
   logs, evaluates, saves = (
     lambda step, every=every: step % every == 0 or step == setup.num_steps
@@ -223,7 +228,7 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
     for position, values in advance(
       setup,
       programs,
-      position,
+      begin,
       setup.num_steps,
       is_cut=logs,
       is_stop=lambda step: evaluates(step) or saves(step),
@@ -269,15 +274,15 @@ def _save_before(setup, programs, checkpoints, step):
   training; training again costs some in this one, and gives the same bits.
   """
   position = _newest(setup, programs, checkpoints, step - 1)
-  begin, window = position.step, position.window
+  begin, window = position, position.window
   logs = lambda step: step % setup.log_every == 0
   for position, values in advance(
-    setup, programs, position, step - 1, is_cut=logs
+    setup, programs, begin, step - 1, is_cut=logs
   ):
     window = _added(window, values)
     if logs(position.step):
       window = _position.EMPTY_WINDOW
-  if position.step > begin:
+  if position.step > begin.step:
     position = position._replace(window=dict(window))
     _position.save(checkpoints, position, setup.keep_checkpoints)
   return position.step

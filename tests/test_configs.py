@@ -56,11 +56,11 @@ def test_trains_two_steps(name):
     changes |= {'levels.level_1.every': 1, 'levels.level_2.every': 2}
   setup = build.make(tiny.config(name, **changes))
   programs = train.make_programs(setup)
-  position = _position.start(setup, programs.axes)
-  for position, values in train.advance(setup, programs, position, 2):
-    assert np.isfinite(values).all()
-  assert position.step == 2
-  for row in position.ledger:
+  first = _position.start(setup, programs.axes)
+  *_, (last, values) = train.advance(setup, programs, first, 2)
+  assert last.step == 2
+  assert np.isfinite(values).all()
+  for row in last.ledger:
     assert row['synchronizations'] > 0
     assert row['bytes_sent'] > 0
 

@@ -172,7 +172,7 @@ def test_bfloat16_multiplies_narrow_and_keeps_params_wide():
 
 
 def test_remat_has_the_same_gradients_and_stores_less():
-  sizes = dict(num_layers=4, seq_len=64)
+  sizes = dict(num_layers=2, seq_len=64)
   plain, remat = make(**sizes), make(remat=True, **sizes)
   params, batch = draw(plain, seq_len=64, batch_size=8)
   grads = [
@@ -189,7 +189,7 @@ def test_remat_has_the_same_gradients_and_stores_less():
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
   # A block stores its input (16 a token) and not what is inside (over 300).
-  assert stored_bytes(remat) < 0.1 * stored_bytes(plain)
+  assert stored_bytes(remat) < 0.15 * stored_bytes(plain)
 
 
 def test_params_are_a_plain_dict_in_the_order_of_layers():
@@ -290,7 +290,7 @@ def test_it_learns_a_sequence_by_heart():
 
 @pytest.mark.parametrize('remat', [True, False])
 def test_replicas_under_vmap_shard_map_and_alone_agree(remat):
-  model = make(remat=remat, z_loss=0.1, dtype='float32')
+  model = make(remat=remat, z_loss=0.1, num_layers=1)
   keys = jax.random.split(jax.random.key(0), 2)
   params = jax.vmap(model.init)(keys)
   tokens = jax.random.randint(jax.random.key(1), (2, 3, 7), 0, 11)
@@ -320,7 +320,7 @@ def test_replicas_under_vmap_shard_map_and_alone_agree(remat):
 
 @pytest.mark.parametrize('remat', [True, False])
 def test_shared_params_get_the_summed_gradient_in_a_shard_map(remat):
-  model = make(remat=remat, tied_head=True)
+  model = make(remat=remat, tied_head=True, num_layers=1)
   params, batch = draw(model, batch_size=4)
   mesh = jax.make_mesh((2,), ('replica',), (jax.sharding.AxisType.Auto,))
   total = jax.jit(

@@ -8,6 +8,7 @@ import pytest
 
 import dilojax as dx
 from dilojax import schedule as schedule_lib
+from tests.transforms import training
 from tests.transforms.training import KEEP
 
 PARAMS = {'w': jnp.ones((2, 3)), 'b': jnp.ones(3, jnp.bfloat16)}
@@ -116,6 +117,16 @@ def test_the_last_level_has_the_say():
   far = far._replace(anchor=jax.tree.map(lambda leaf: leaf + 1, far.anchor))
   anchor = dx.anchor_of((inner, near, far), PARAMS)
   np.testing.assert_array_equal(anchor['w'], PARAMS['w'] + 1)
+
+
+@pytest.mark.parametrize('how', ['shard_map', 'vmap'])
+def test_the_anchor_is_shared_by_its_type(how):
+  """Whatever the private params that it replaces."""
+  state = link().init(PARAMS)
+  axes = dx.replica_axes(state)
+  fn = training.map_yourself(dx.anchor_of, (axes, 0), None, how)
+  anchor = fn(*training.copies((state, PARAMS), (axes, 0)))
+  np.testing.assert_array_equal(anchor['w'], PARAMS['w'])
 
 
 # Links: schedules, axes, and bytes in float32.
