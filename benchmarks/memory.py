@@ -11,6 +11,7 @@ of the bare inner step.
 import argparse
 
 import jax
+import optax
 
 from benchmarks import measuring
 from dilojax import _optimizer
@@ -27,7 +28,8 @@ def main() -> None:
   config = _overrides.load(args.config)
   jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
   setup = build.make(config)
-  bare = setup._replace(tx=_optimizer.make_inner(build.resolve(config)))
+  inner = _optimizer.make_inner(build.resolve(config))
+  bare = setup._replace(tx=optax.with_extra_args_support(inner))
   start = _position.start(setup, _position.state_axes(setup))
   params = _bytes_per_device(start.params)
   found = {

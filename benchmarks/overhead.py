@@ -13,6 +13,7 @@ import argparse
 import collections
 
 import jax
+import optax
 
 from benchmarks import measuring
 from dilojax import _optimizer
@@ -30,7 +31,8 @@ def main() -> None:
   config = _overrides.load(args.config, overrides)
   jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
   setup = build.make(config)
-  bare = setup._replace(tx=_optimizer.make_inner(build.resolve(config)))
+  inner = _optimizer.make_inner(build.resolve(config))
+  bare = setup._replace(tx=optax.with_extra_args_support(inner))
   fns = {
     'loop': loop(setup, args.every),
     'bare scan': scan(bare, args.every),

@@ -1,6 +1,6 @@
 """The training loop: segments on the devices, records on the host."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 import contextlib
 import pathlib
 import signal
@@ -399,7 +399,7 @@ def _summary(setup, programs, position, folder, timing):
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[Callable[[], bool]]:
+def _signals() -> Generator[Callable[[], bool]]:
   """Turns the first SIGINT or SIGTERM into an answer; a second one acts."""
   received = []
   numbers = (signal.SIGINT, signal.SIGTERM)

@@ -1,7 +1,7 @@
 """The methods by name: each a short composition of the links."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optax
 
@@ -224,7 +224,7 @@ def hierarchical(
   if not levels:
     raise ValueError('`levels` must have at least one level, got none.')
   means = [_reduce.mean_over(level.axis_name) for level in levels]
-  names = [mean.init(()).names for mean in means]
+  names = [_reduce.axis_names(level.axis_name) for level in levels]
   for below, above in zip(names, names[1:]):
     if not set(below) <= set(above):
       raise ValueError(
@@ -239,10 +239,13 @@ def hierarchical(
     ),
   )
 
+  # The type of a state says nothing of its parts.
+  update_chain: Any = chain.update
+
   def update_fn(
     updates, state, params=None, *, step=None, final=False, **extra_args
   ):
-    updates, (inner_state, *links) = chain.update(
+    updates, (inner_state, *links) = update_chain(
       updates, state, params, step=step, final=final, **extra_args
     )
     for number, above in enumerate(links):

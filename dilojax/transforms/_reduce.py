@@ -1,8 +1,10 @@
 """Reductions: what the replicas' messages become when they meet."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from dilojax.transforms import _sharing
@@ -35,13 +37,9 @@ def mean_over(axis_name: str | Sequence[str]) -> optax.GradientTransformation:
     >>> print(jax.vmap(mean, axis_name='replica')(jnp.array([1.0, 3.0])))
     [2. 2.]
   """
-  names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
-  if not names or len(set(names)) < len(names):
-    raise ValueError(
-      f'`axis_name` must be one name, or several different ones, got {names}.'
-    )
+  names = axis_names(axis_name)
 
-  def init_fn(params):
+  def init_fn(params) -> Any:
     del params
     return _sharing.SharedOver(names)
 
@@ -49,7 +47,33 @@ def mean_over(axis_name: str | Sequence[str]) -> optax.GradientTransformation:
     del params
     # One by one: a value that varies along some of the names only is refused.
     for name in reversed(names):
-      updates = jax.lax.pmean(updates, name)
+      mean = lambda leaf, name=name: _mean(leaf, name)
+      updates = jax.tree.map(mean, updates)
     return updates, state
 
   return optax.GradientTransformation(init_fn, update_fn)
+
+
+def axis_names(axis_name: str | Sequence[str]) -> tuple[str, ...]:
+  """Returns one name, or several, as a tuple.
+
+  Raises:
+    ValueError: If there is no name, or one comes twice.
+  """
+  names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+  if not names or len(set(names)) < len(names):
+    raise ValueError(
+      f'`axis_name` must be one name, or several different ones, got {names}.'
+    )
+  return names
+
+
+def _mean(leaf, name):
+  """Averages a leaf along an axis, in its own dtype on the wire."""
+  plain = lambda leaf: jax.lax.pmean(leaf, name)
+  wide = lambda leaf: plain(leaf.astype(jnp.float32)).astype(leaf.dtype)
+  if jnp.finfo(leaf.dtype).bits >= 32:
+    return plain(leaf)
+  # XLA on CPU widens narrow floats anyway, and aborts the process over it if
+  # some axes of the mesh are left to the compiler.
+  return jax.lax.platform_dependent(leaf, cpu=wide, default=plain)

@@ -1,6 +1,6 @@
 """The link between replicas: local steps until all land on a shared value."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class SynchronizeState(NamedTuple):
   outer: optax.OptState
   arrived: optax.Updates
   launched: optax.Params
-  plan: _sharing.Plan
+  plan: Any
 
   # The attributes above once more, for `replica_axes`.
   SHARING = {
@@ -161,7 +161,11 @@ def synchronize(
   def update_fn(
     updates, state, params=None, *, step=None, final=False, **extra_args
   ):
-    _check_update(params, step, final)
+    if params is None:
+      raise ValueError(
+        '`synchronize` measures displacement: pass `params` to `update`.'
+      )
+    _check_step(step, final)
 
     def reduced(replica, state):
       """Sends the displacement, and returns what arrives."""
@@ -278,11 +282,7 @@ def _checked_schedule(every, offset, delay, start):
   return schedule_lib.Schedule(every, offset, delay, start)
 
 
-def _check_update(params, step, final):
-  if params is None:
-    raise ValueError(
-      '`synchronize` measures displacement: pass `params` to `update`.'
-    )
+def _check_step(step, final):
   if step is not None and not (_is_int(step) and step >= 1):
     raise ValueError(
       '`step` must be a Python int, counted from 1 (None to decide while'

@@ -1,6 +1,6 @@
 """A link for the first steps of a training only."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ class UntilState(NamedTuple):
 
   step: jax.Array
   link: optax.OptState
-  plan: _sharing.Plan
+  plan: Any
 
   # The attributes above once more, for `replica_axes`.
   SHARING = {

@@ -181,6 +181,25 @@ def test_callbacks_on_several_devices_are_refused():
     fn(1 + 0 * TARGETS, TARGETS)
 
 
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+  ('total', 'devices', 'fsdp'), [(4, 1, 1), (4, 2, 1), (4, 4, 1), (2, 4, 2)]
+)
+def test_narrow_gradients_are_averaged(total, devices, fsdp, dtype):
+  """Left as it is, XLA's own widening aborts the process on CPU."""
+  placement = replicas.place(total, devices, fsdp=fsdp)
+  tx = dx.data_parallel(optax.sgd(1.0), axis_name=placement.axis_names())
+  state = tx.init(jnp.zeros(4, dtype))
+  step = replicas.over_replicas(
+    lambda grads: tx.update(grads, state)[0], placement, (0,), None
+  )
+  grads = jnp.arange(4.0 * total).reshape(total, 4).astype(dtype)
+  got = jax.jit(step)(replicas.put(grads, placement, 0))
+  assert got.dtype == dtype
+  want = -np.arange(4.0 * total).reshape(total, 4).mean(axis=0)
+  np.testing.assert_array_equal(got.astype(jnp.float32), want)
+
+
 @pytest.mark.parametrize('names', [('a', 'b'), ('b', 'a')])
 def test_a_mean_takes_what_varies_along_one_name_only(names):
   """A tuple at once would be refused by the checks of `shard_map`."""
