@@ -63,7 +63,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.mesh.tensor = 1  # Devices per replica.
 
   config.eval_every = 500  # Inner steps.
-  config.eval_sequences = 256
+  config.eval_sequences = 512
   config.log_every = 50  # Inner steps.
   config.checkpoint_every = 500  # Inner steps.
   config.keep_checkpoints = 2
