@@ -192,6 +192,9 @@ def test_fields_of_the_loop_are_those_of_the_config():
       keep_checkpoints=5,
       non_finite='skip',
       final_synchronization=False,
+      eval_every=7,
+      log_every=5,
+      checkpoint_every=9,
       **{'inner.accumulate': 2},
     )
   )
@@ -203,8 +206,8 @@ def test_fields_of_the_loop_are_those_of_the_config():
     'final': False,
     'skips': True,
     'eval_every': 7,
-    'log_every': 4,
-    'checkpoint_every': 7,
+    'log_every': 5,
+    'checkpoint_every': 9,
     'keep_checkpoints': 5,
   }
   assert {name: getattr(setup, name) for name in want} == want

@@ -45,6 +45,7 @@ def test_is_checked_and_says_how_to_run_it(name):
   assert workdir in text.partition('get_config')[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', TRAINED)
 def test_trains_two_steps(name):
   changes = {'num_steps': 2, 'every': 1, 'mesh.num_devices': 1}
@@ -85,9 +86,8 @@ def trace(config, step):
   return jax.eval_shape(program, key, batch)
 
 
-LARGE = ('streaming_1b', 'scaling_10b')
 MARKED = [
-  pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE))
+  pytest.param(name, marks=[pytest.mark.slow] * (name != 'diloco_c4_60m'))
   for name in TRACED
 ]
 

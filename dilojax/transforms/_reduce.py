@@ -28,7 +28,10 @@ def mean_over(axis_name: str | Sequence[str]) -> optax.GradientTransformation:
     along these axes. Its state has no arrays; it says which axes they are.
 
   Raises:
-    ValueError: If there is no name, or one comes twice.
+    ValueError: If there is no name, or one comes twice. In `update`, under a
+      checked :func:`jax.shard_map`, if nothing varies along a name: gradients
+      of params that are typed as shared arrive summed over the replicas, and a
+      mean of them would be K times too large.
 
   Examples:
     >>> import jax, jax.numpy as jnp, optax, dilojax as dx
@@ -45,6 +48,7 @@ def mean_over(axis_name: str | Sequence[str]) -> optax.GradientTransformation:
 
   def update_fn(updates, state, params=None):
     del params
+    _check_varies(updates, names)
     # One by one: a value that varies along some of the names only is refused.
     for name in reversed(names):
       mean = lambda leaf, name=name: _mean(leaf, name)
@@ -68,11 +72,25 @@ def axis_names(axis_name: str | Sequence[str]) -> tuple[str, ...]:
   return names
 
 
+def _check_varies(updates, names):
+  varying = lambda leaf: jax.typeof(leaf).manual_axis_type.varying
+  # Only a checked shard_map knows; elsewhere not even an index varies.
+  if not all(name in varying(jax.lax.axis_index(name)) for name in names):
+    return
+  leaves = jax.tree.leaves(updates)
+  if leaves and not any(set(names) & set(varying(leaf)) for leaf in leaves):
+    raise ValueError(
+      f'`updates` must vary along {names}, got the same for all replicas:'
+      ' gradients of shared params arrive summed. Give every replica params of'
+      f' its own, by `in_specs` of P({names[0]!r}) for instance.'
+    )
+
+
 def _mean(leaf, name):
   """Averages a leaf along an axis, in its own dtype on the wire."""
   plain = lambda leaf: jax.lax.pmean(leaf, name)
   wide = lambda leaf: plain(leaf.astype(jnp.float32)).astype(leaf.dtype)
-  if jnp.finfo(leaf.dtype).bits >= 32:
+  if jax.typeof(leaf).dtype not in (jnp.bfloat16, jnp.float16):
     return plain(leaf)
   # XLA on CPU widens narrow floats anyway, and aborts the process over it if
   # some axes of the mesh are left to the compiler.

@@ -150,16 +150,19 @@ def apply_updates(
   """
   params = optax.apply_updates(params, updates)
   for node in _states(state):
-    if not (hasattr(node, 'anchor') and node.plan.overwrites):
+    if not hasattr(node, 'anchor'):
       continue
-    now = node.step if step is None else step
-    landed = node.plan.schedule.lands(now) | node.plan.schedule.starts(now)
     land = lambda params, anchor=node.anchor: jax.tree.map(
       agreeing, _over(params, anchor), params
     )
     if step is None:
+      landed = _lands_exactly(node.plan, node.step)
       params = jax.lax.cond(landed, land, lambda params: params, params)
-    elif landed or final:
+    elif (
+      _ends_exactly(node.plan, step)
+      if final
+      else _lands_exactly(node.plan, step)
+    ):
       params = land(params)
   return params
 
@@ -241,6 +244,18 @@ def agreeing(value: jax.Array, own: jax.Array) -> jax.Array:
   `vmap`. The compiler drops the selection.
   """
   return jnp.where(jnp.array(True), value, own.astype(value.dtype))
+
+
+def _lands_exactly(plan, step):
+  """Tells whether the replica is the anchor after a step."""
+  starts = plan.schedule.starts(step)
+  return starts | plan.schedule.lands(step) if plan.overwrites else starts
+
+
+def _ends_exactly(plan, step):
+  """Tells whether the replica is the anchor after the last step."""
+  starts = 'start' in plan.schedule.final_events(step, plan.overwrites)
+  return starts or plan.overwrites
 
 
 def _over(params, anchor):

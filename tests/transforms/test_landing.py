@@ -122,3 +122,24 @@ def test_last_step_lands_exactly():
   got = dx.apply_updates(params, updates, state, **told)
   np.testing.assert_array_equal(got, state.anchor)
   assert np.any(optax.apply_updates(params, updates) != state.anchor)
+
+
+@pytest.mark.parametrize(('step', 'final'), [(3, False), (2, True), (3, True)])
+def test_the_switch_lands_exactly_whatever_the_merge(step, final):
+  link = dx.synchronize(
+    optax.sgd(0.3),
+    every=4,
+    start=3,
+    merge=dx.mix(0.5),
+    reduce=optax.identity(),
+  )
+  params = jnp.array([1e8, 1.0, 0.3])
+  updates, state = link.update(
+    jnp.array([-1e8, 0.3, 1e-5]),
+    link.init(params),
+    params,
+    step=step,
+    final=final,
+  )
+  landed = dx.apply_updates(params, updates, state, step=step, final=final)
+  np.testing.assert_array_equal(landed, state.anchor)

@@ -213,3 +213,22 @@ def test_a_mean_takes_what_varies_along_one_name_only(names):
     out_specs=jax.P(),
   )
   np.testing.assert_allclose(jax.jit(fn)(jnp.array([1.0, 3.0])), [2.0])
+
+
+def test_gradients_of_shared_params_are_refused():
+  """JAX sums them over the replicas: their mean would be K times too large."""
+  tx = dx.data_parallel(optax.sgd(0.1))
+  mesh = jax.make_mesh((K,), ('replica',), (jax.sharding.AxisType.Auto,))
+
+  def step(params, target):
+    grads = jax.grad(training.loss)(params, target[0])
+    return tx.update(grads, tx.init(params), params)[0]
+
+  shared = jax.shard_map(
+    step,
+    mesh=mesh,
+    in_specs=(jax.P(), jax.P('replica')),
+    out_specs=jax.P(),
+  )
+  with pytest.raises(ValueError, match='gradients of shared params'):
+    jax.jit(shared)(ORIGIN, TARGETS)
