@@ -7,7 +7,7 @@ import pathlib
 import sys
 import time
 
-# Everything else is imported where it is used: `--help` should not wait.
+# Everything else is imported where it is used.
 
 _BEGAN = time.monotonic()
 

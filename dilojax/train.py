@@ -1,10 +1,7 @@
 """The training loop: segments on the devices, records on the host."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-import contextlib
+from collections.abc import Callable, Iterator, Mapping
 import pathlib
-import signal
-import threading
 import types
 from typing import Any, NamedTuple
 
@@ -13,7 +10,9 @@ import numpy as np
 
 from dilojax import _ledger
 from dilojax import _position
+from dilojax import _records
 from dilojax import _segment
+from dilojax import _signals
 from dilojax import build
 from dilojax import checkpoint
 from dilojax import data
@@ -21,19 +20,7 @@ from dilojax import evaluate
 from dilojax import metrics
 from dilojax import transforms
 from dilojax import workdir
-
-
-class NonFiniteError(RuntimeError):
-  """Losses or gradients were not finite.
-
-  Attributes:
-    step: The first such step.
-  """
-
-  def __init__(self, message: str, step: int):
-    """Takes the message, and the step."""
-    super().__init__(message)
-    self.step = step
+from dilojax._records import NonFiniteError as NonFiniteError
 
 
 class Interrupted(RuntimeError):
@@ -59,15 +46,7 @@ class Programs(NamedTuple):
 def make_programs(setup: build.Setup) -> Programs:
   """Prepares the programs of a run; compiles none."""
   axes = _position.state_axes(setup)
-  params = jax.eval_shape(setup.model.init, jax.random.key(0))
-  state = jax.eval_shape(setup.tx.init, params)
-  # One replica along the axes of a link has nobody to send to.
-  links = [
-    link
-    if setup.placement.count(link.axis_names) > 1
-    else link._replace(nbytes=0)
-    for link in transforms.links(state, params)
-  ]
+  links = build.links(setup)
   inner_step = _segment.make_step(setup.model, setup.tx, setup.accumulate)
   made: dict[tuple, Callable] = {}
 
@@ -210,7 +189,7 @@ def train(
       f'Stopped after step {position.step}, which is saved. The same command'
       ' goes on from there.'
     )
-  summary = _summary(setup, programs, position, folder, timing)
+  summary = _records.summary(setup, programs, position, folder, timing)
   workdir.write_json(folder / workdir.SUMMARY, summary)
   return summary
 
@@ -223,8 +202,9 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
     lambda step, every=every: step % every == 0 or step == setup.num_steps
     for every in (setup.log_every, setup.eval_every, setup.checkpoint_every)
   )
-  window, lap, is_saved = position.window, clock(), True
-  with _signals() as is_signalled:
+  window, is_saved, paused = position.window, True, 0.0
+  rate = _records.rate(_segment.tokens_per_step(setup), clock)
+  with _signals.caught() as is_signalled:
     for position, values in advance(
       setup,
       programs,
@@ -237,23 +217,23 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
       step = position.step
       timing.setdefault('first_segment', clock())
       if not setup.skips:
-        _check_finite(values, step)
-      window = _added(window, values)
-      counts = _counts(position, spent + clock())
+        _records.check_finite(values, step)
+      window = _records.added(window, values)
+      budgets = _records.counts(position, spent + clock())
       if logs(step):
-        _check_window(window, step)
-        records.write(
-          {**counts, **_train_record(setup, window, step, clock() - lap)}
-        )
-        window, lap = dict(_position.EMPTY_WINDOW), clock()
-      paused = clock()
+        _records.check_window(window, step)
+        tokens_per_second = rate(window, paused)
+        record = _records.train_record(setup, window, step, tokens_per_second)
+        records.write({**budgets, **record})
+        window = dict(_position.EMPTY_WINDOW)
+      pause = clock()
       if evaluates(step):
-        records.write({**counts, **programs.evaluate(position)})
+        records.write({**budgets, **programs.evaluate(position)})
       position = position._replace(window=window, seconds=spent + clock())
       is_saved = saves(step)
       if is_saved:
         _position.save(checkpoints, position, setup.keep_checkpoints)
-      lap += clock() - paused
+      paused += clock() - pause
   if not is_saved:
     _position.save(checkpoints, position, setup.keep_checkpoints)
   return position
@@ -279,77 +259,13 @@ def _save_before(setup, programs, checkpoints, step):
   for position, values in advance(
     setup, programs, begin, step - 1, is_cut=logs
   ):
-    window = _added(window, values)
+    window = _records.added(window, values)
     if logs(position.step):
       window = _position.EMPTY_WINDOW
   if position.step > begin.step:
     position = position._replace(window=dict(window))
     _position.save(checkpoints, position, setup.keep_checkpoints)
   return position.step
-
-
-def _check_finite(values, last):
-  """Raises if losses or gradient norms of a segment are not finite."""
-  is_bad = ~np.isfinite(values).all(axis=0)
-  if not is_bad.any():
-    return
-  number = int(np.flatnonzero(is_bad.any(axis=0))[0])
-  replica = int(np.flatnonzero(is_bad[:, number])[0])
-  loss, norm = values[:, replica, number]
-  step = last - values.shape[2] + 1 + number
-  raise NonFiniteError(
-    f'Step {step}, replica {replica}: loss {loss}, gradient norm {norm}.', step
-  )
-
-
-def _check_window(window, last):
-  """Raises if every step since the last record was skipped."""
-  if not window['steps']:
-    raise NonFiniteError(
-      f'No step of any replica had finite gradients since the last record'
-      f' before step {last}: all {window["skipped"]} were skipped.',
-      last + 1,
-    )
-
-
-def _added(window, values):
-  """Adds the steps of a segment to the sums since the last record."""
-  finite = np.isfinite(values).all(axis=0)
-  loss, norm = np.where(finite, values, 0.0).astype(np.float64)
-  return {
-    'steps': window['steps'] + int(finite.sum()),
-    'loss': window['loss'] + float(loss.sum()),
-    'grad_norm': window['grad_norm'] + float(norm.sum()),
-    'skipped': window['skipped'] + int((~finite).sum()),
-  }
-
-
-def _counts(position, seconds):
-  """Returns the budgets that every record states."""
-  ledger = position.ledger
-  return {
-    'step': position.step,
-    'tokens': sum(row['tokens'] for row in ledger),
-    'bytes_sent': max(row['bytes_sent'] for row in ledger),
-    'seconds': seconds,
-  }
-
-
-def _train_record(setup, window, step, seconds):
-  """Names the means since the last record, over steps and replicas."""
-  count = max(window['steps'], 1)
-  tokens = (window['steps'] + window['skipped']) * _segment.tokens_per_step(
-    setup
-  )
-  record = {
-    'train/loss': window['loss'] / count,
-    'train/grad_norm': window['grad_norm'] / count,
-    'train/lr': setup.lr(step),
-    'train/tokens_per_second': tokens / max(seconds, 1e-9),
-  }
-  if setup.skips:
-    record['train/skipped_steps'] = window['skipped']
-  return record
 
 
 def _advice(step, folder):
@@ -360,67 +276,6 @@ def _advice(step, folder):
     ' lower `inner.peak_lr`, or skip such steps: the same command with'
     ' --config.non_finite=skip --change=non_finite.'
   )
-
-
-def _summary(setup, programs, position, folder, timing):
-  """Says what the run came to."""
-  recorded = metrics.read(folder / workdir.METRICS)
-  final = [record for record in recorded if 'eval/anchor/loss' in record][-1]
-  has_anchor = any(link.overwrites is not None for link in programs.links)
-  single = jax.eval_shape(setup.model.init, jax.random.key(0))
-  return {
-    'steps': position.step,
-    'num_params': sum(leaf.size for leaf in jax.tree.leaves(single)),
-    'flops_per_example': setup.model.flops,
-    'evaluated': 'anchor' if has_anchor else 'mean of the replicas',
-    'final_synchronization': setup.final,
-    'final': final,
-    'replicas': position.ledger,
-    'links': [
-      {
-        'every': link.schedule.every,
-        'axis_names': list(link.axis_names),
-        'bytes_per_message': link.nbytes,
-      }
-      for link in programs.links
-    ],
-    'corpus': {
-      'name': setup.dataset.name,
-      'fingerprint': setup.dataset.fingerprint,
-      **setup.dataset.facts,
-    },
-    'placement': {
-      'num_replicas': setup.placement.num_replicas,
-      'mesh': dict(setup.placement.mesh.shape),
-    },
-    'seconds': position.seconds,
-    'timing': timing,
-  }
-
-
-@contextlib.contextmanager
-def _signals() -> Generator[Callable[[], bool]]:
-  """Turns the first SIGINT or SIGTERM into an answer; a second one acts."""
-  received = []
-  numbers = (signal.SIGINT, signal.SIGTERM)
-  if threading.current_thread() is not threading.main_thread():
-    yield lambda: False
-    return
-  previous = {number: signal.getsignal(number) for number in numbers}
-
-  def receive(number, frame):
-    del frame
-    received.append(number)
-    for each, handler in previous.items():
-      signal.signal(each, handler)
-
-  for number in numbers:
-    signal.signal(number, receive)
-  try:
-    yield lambda: bool(received)
-  finally:
-    for number, handler in previous.items():
-      signal.signal(number, handler)
 
 
 def _read(position, written, num_steps):

@@ -1,0 +1,31 @@
+"""Signals that end a training when it is convenient."""
+
+from collections.abc import Callable, Generator
+import contextlib
+import signal
+import threading
+
+
+@contextlib.contextmanager
+def caught() -> Generator[Callable[[], bool]]:
+  """Turns the first SIGINT or SIGTERM into an answer; a second one acts."""
+  received = []
+  numbers = (signal.SIGINT, signal.SIGTERM)
+  if threading.current_thread() is not threading.main_thread():
+    yield lambda: False
+    return
+  previous = {number: signal.getsignal(number) for number in numbers}
+
+  def receive(number, frame):
+    del frame
+    received.append(number)
+    for each, handler in previous.items():
+      signal.signal(each, handler)
+
+  for number in numbers:
+    signal.signal(number, receive)
+  try:
+    yield lambda: bool(received)
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)
