@@ -168,7 +168,12 @@ def train(
   """
   programs = make_programs(setup)
   checkpoints = folder / workdir.CHECKPOINTS
+  _check_checkpoints(folder, setup)
   position = _newest(setup, programs, checkpoints, setup.num_steps)
+  finished = folder / workdir.SUMMARY
+  if position.step == setup.num_steps and finished.exists():
+    notify(f'The run in {str(folder)!r} has finished.')
+    return workdir.read_json(finished)
   if position.step:
     notify(f'Continues from step {position.step} in {str(folder)!r}.')
   timing = {**timing, 'state': clock()}
@@ -237,6 +242,25 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
   if not is_saved:
     _position.save(checkpoints, position, setup.keep_checkpoints)
   return position
+
+
+def _check_checkpoints(folder, setup):
+  """Checks that the newest checkpoint is where a training can go on."""
+  found = checkpoint.steps(folder / workdir.CHECKPOINTS)
+  if found and found[-1] > setup.num_steps:
+    raise ValueError(
+      f'`num_steps` must be at least {found[-1]}, the step that the run in'
+      f' {str(folder)!r} has reached, got {setup.num_steps}.'
+    )
+  recorded = folder / workdir.METRICS
+  if not found and recorded.exists():
+    last = max((each['step'] for each in metrics.read(recorded)), default=0)
+    # A record may be there a moment before the checkpoint of its step.
+    if last > setup.checkpoint_every:
+      raise ValueError(
+        f'{str(folder)!r} has records up to step {last}, and no checkpoint:'
+        ' somebody has removed them. Put them back, or choose another folder.'
+      )
 
 
 def _newest(setup, programs, checkpoints, last):

@@ -1,6 +1,7 @@
 """Tests for `dilojax.train`, its segments and positions."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +145,17 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
   again = tiny.run(tmp_path, config, written=written)
   assert written == []
   assert again['final'] == first['final']
+
+
+def test_never_starts_anew_in_silence(tmp_path):
+  config = config_of('diloco')
+  tiny.run(tmp_path, config)
+  short = config_of('diloco', num_steps=7)
+  with pytest.raises(ValueError, match='at least 13, the step'):
+    tiny.run(tmp_path, short, changes=('num_steps',))
+  shutil.rmtree(tmp_path / 'checkpoints')
+  with pytest.raises(ValueError, match='records up to step 13, and no checkp'):
+    tiny.run(tmp_path, config)
 
 
 @pytest.mark.parametrize('num_devices', [1, pytest.param(2, marks=SLOW)])
