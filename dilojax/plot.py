@@ -257,7 +257,11 @@ def _draw_panel(panel, axis, curves):
     subs = (1, 2, 5) if high < 100 * low else (1,)
     panel.xaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=8))
   unit, separator = ('B', ' ') if axis == 'bytes_sent' else ('', '')
-  panel.xaxis.set_major_formatter(ticker.EngFormatter(unit, sep=separator))
+  if axis == 'seconds':  # Half a minute is not 500 milliminutes.
+    plain = ticker.FuncFormatter(lambda value, _: f'{value:g}')
+    panel.xaxis.set_major_formatter(plain)
+  else:
+    panel.xaxis.set_major_formatter(ticker.EngFormatter(unit, sep=separator))
   panel.xaxis.set_minor_locator(ticker.NullLocator())
 
 

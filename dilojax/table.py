@@ -119,4 +119,8 @@ def _cells(row):
 def _name(folders):
   first = folders[0]
   shared = len({folder.parent for folder in folders}) == 1
-  return first.parent.name if len(folders) > 1 and shared else first.name
+  if len(folders) > 1 and shared:
+    return first.parent.name
+  # The folder of a seed says little without the one above.
+  is_seed = first.name.isdigit() and first.parent.name
+  return f'{first.parent.name}/{first.name}' if is_seed else first.name

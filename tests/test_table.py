@@ -77,7 +77,7 @@ def test_seeds_are_one_row(write):
 
 def test_seeds_side_by_side_have_the_name_of_the_first(write):
   [row] = table.rows([write('a/0'), write('b/1', seed=1)])
-  assert row['name'] == '0'
+  assert row['name'] == 'a/0'
 
 
 def test_runs_that_differ_have_rows_of_their_own(write):
