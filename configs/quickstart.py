@@ -14,15 +14,15 @@ from configs import diloco
 def get_config() -> ml_collections.ConfigDict:
   """Returns the config."""
   config = diloco.get_config()
-  config.num_steps = 150  # Inner steps of each replica.
-  config.every = 25  # Inner steps per round.
+  config.num_steps = 120  # Inner steps of each replica.
+  config.every = 10  # Inner steps per round.
   config.model.num_layers = 4
   config.model.dim = 128
   config.model.num_heads = 4
   config.model.mlp_dim = 512
   config.inner.warmup_steps = 20
-  config.eval_every = 25
+  config.eval_every = 30
   config.eval_sequences = 64
   config.log_every = 5
-  config.checkpoint_every = 75
+  config.checkpoint_every = 60
   return config

@@ -30,6 +30,10 @@ def one_of(*names: str) -> Field:
   return Field(str, lambda value: value in names, f'one of {", ".join(names)}')
 
 
+# Steps are counted in int32.
+NUM_STEPS = Field(
+  int, lambda value: 1 <= value < 2**31, 'an int from 1 to 2147483647'
+)
 TEXT = Field(str, lambda value: bool(value), 'a text that is not empty')
 FLAG = Field(bool, lambda value: True, 'True or False')
 # Wider seeds would lose their upper half in `jax.random.key`.
@@ -131,7 +135,7 @@ CHOICES: dict[str, dict[str, dict[str, dict[str, Field]]]] = {
 
 TOP = {
   'seed': SEED,
-  'num_steps': at_least(1),
+  'num_steps': NUM_STEPS,
   'eval_every': at_least(1),
   'eval_sequences': at_least(1),
   'checkpoint_every': at_least(1),

@@ -183,10 +183,11 @@ def _levels(config, axis_names):
   levels = _sorted_levels(config)
   axes = [level['axis'] for level in levels]
   reserved = (replicas.FSDP, replicas.TENSOR)
-  if len(set(axes)) < len(axes) or set(axes) & set(reserved):
+  taken = [axis for axis in axes if axis.startswith('local_')]
+  if len(set(axes)) < len(axes) or set(axes) & set(reserved) or taken:
     raise ValueError(
       '`levels`: each must have an `axis` of its own, other than'
-      f' {" and ".join(map(repr, reserved))}, got {axes}.'
+      f" {' and '.join(map(repr, reserved))}, and not 'local_...', got {axes}."
     )
   return [
     transforms.Level(

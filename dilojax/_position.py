@@ -27,6 +27,8 @@ class Position(NamedTuple):
     ledger: What each replica has done and sent.
     window: Sums over the steps since the last record.
     seconds: Time spent in training, summed over resumes.
+    dropped_tokens: Tokens of replicas that are no longer there.
+    ended: Whether the last step ended the training out of schedule.
   """
 
   step: int
@@ -35,6 +37,8 @@ class Position(NamedTuple):
   ledger: _ledger.Ledger
   window: dict[str, float]
   seconds: float
+  dropped_tokens: int = 0
+  ended: bool = False
 
 
 def state_axes(setup: build.Setup) -> Any:
@@ -58,6 +62,8 @@ def save(folder: pathlib.Path, position: Position, keep: int) -> None:
     'ledger': position.ledger,
     'window': position.window,
     'seconds': position.seconds,
+    'dropped_tokens': position.dropped_tokens,
+    'ended': position.ended,
   }
   state = {'params': position.params, 'opt_state': position.opt_state}
   checkpoint.save(folder, position.step, state, meta, keep=keep)
@@ -75,6 +81,17 @@ def restore(
   placement = setup.placement
   meta = checkpoint.read_meta(folder, step)
   num_saved, num_wanted = len(meta['ledger']), placement.total
+  if num_saved != num_wanted and len(placement.num_replicas) > 1:
+    raise ValueError(
+      f'`levels` must have as many replicas as were saved ({num_saved}), got'
+      f' {num_wanted}: a hierarchy cannot be resized.'
+    )
+  if meta['ended'] and step < setup.num_steps:
+    raise ValueError(
+      f'`num_steps` cannot be raised to {setup.num_steps}: the run ended after'
+      f' step {step} by landing early what was in flight. Train anew, or end'
+      ' a run between a landing and a launch to extend it.'
+    )
   like = jax.eval_shape(lambda: _init(setup))
   if num_saved == num_wanted:
     like = replicas.like(like, placement, axes)
@@ -86,9 +103,16 @@ def restore(
     state, _ = checkpoint.restore(folder, step, _named(*old))
     state = checkpoint.resize(state['params'], state['opt_state'], num_wanted)
     params, opt_state = replicas.put(state, placement, axes)
-  ledger = _ledger.resize(meta['ledger'], num_wanted)
+  dropped = sum(row['tokens'] for row in meta['ledger'][num_wanted:])
   return Position(
-    step, params, opt_state, ledger, meta['window'], meta['seconds']
+    step,
+    params,
+    opt_state,
+    _ledger.resize(meta['ledger'], num_wanted),
+    meta['window'],
+    meta['seconds'],
+    meta['dropped_tokens'] + dropped,
+    meta['ended'],
   )
 
 

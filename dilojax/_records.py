@@ -63,7 +63,7 @@ def counts(position, seconds):
   ledger = position.ledger
   return {
     'step': position.step,
-    'tokens': sum(row['tokens'] for row in ledger),
+    'tokens': position.dropped_tokens + sum(row['tokens'] for row in ledger),
     'bytes_sent': max(row['bytes_sent'] for row in ledger),
     'seconds': seconds,
   }
@@ -103,7 +103,17 @@ def train_record(setup, window, step, tokens_per_second):
 def summary(setup, programs, position, folder, timing):
   """Says what the run came to."""
   recorded = metrics.read(folder / workdir.METRICS)
-  final = [record for record in recorded if 'eval/anchor/loss' in record][-1]
+  final = [
+    record
+    for record in recorded
+    if 'eval/anchor/loss' in record and record['step'] == position.step
+  ]
+  if not final:
+    raise ValueError(
+      f'{str(folder / workdir.METRICS)!r} must hold the evaluation of step'
+      f' {position.step}: somebody has changed it. Remove the newest checkpoint'
+      ' to train its steps again.'
+    )
   has_anchor = any(link.overwrites is not None for link in programs.links)
   single = jax.eval_shape(setup.model.init, jax.random.key(0))
   return {
@@ -112,7 +122,7 @@ def summary(setup, programs, position, folder, timing):
     'flops_per_example': setup.model.flops,
     'evaluated': 'anchor' if has_anchor else 'mean of the replicas',
     'final_synchronization': setup.final,
-    'final': final,
+    'final': final[-1],
     'replicas': position.ledger,
     'links': [
       {

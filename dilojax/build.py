@@ -157,6 +157,11 @@ def check(config: Config) -> None:
       " `method` 'data_parallel'."
     )
   overlap = config.get('overlap', {})
+  if overlap.get('alpha') == 1:
+    raise ValueError(
+      '`overlap.alpha` must be less than 1, got 1: nothing would ever reach a'
+      ' replica.'
+    )
   if overlap.get('merge') == 'delta' and not overlap['delay']:
     raise ValueError(
       "`overlap.merge` 'delta' has no effect with `overlap.delay` 0: choose a"

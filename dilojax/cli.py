@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif rest:
       raise ValueError(f'unknown arguments: {" ".join(rest)}.')
     return args.run(args)
-  except (ValueError, ImportError) as error:
+  except (ValueError, ImportError, OSError) as error:
     print(f'dilojax: error: {error}', file=sys.stderr)
     return 2
   except KeyboardInterrupt:
@@ -166,6 +166,10 @@ def _train(args):
   if args.dry_run:
     workdir.check(args.workdir, resolved, changes=changes)
     return 0
+  if args.tensorboard:
+    metrics.import_extra('tensorboardX', 'tensorboard')
+  if args.wandb:
+    metrics.import_extra('wandb', 'wandb')
   with workdir.opened(args.workdir, resolved, changes=changes) as folder:
 
     def sink(step):
@@ -201,6 +205,7 @@ def _train(args):
         notify=notify,
         clock=clock,
         timing=timing,
+        is_changed=bool(changes),
       )
     except train.NonFiniteError as error:
       notify(f'dilojax: error: {error}')

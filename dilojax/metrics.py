@@ -188,7 +188,7 @@ def tensorboard(
   Raises:
     ImportError: If the extra is not installed.
   """
-  module = _import_extra('tensorboardX', 'tensorboard')
+  module = import_extra('tensorboardX', 'tensorboard')
   purge_step = None if resume_step is None else resume_step + 1
   writer = module.SummaryWriter(os.fspath(folder), purge_step=purge_step)
 
@@ -220,7 +220,7 @@ def wandb(project: str, name: str, config: dict[str, Any]) -> Sink:
   Raises:
     ImportError: If the extra is not installed.
   """
-  module = _import_extra('wandb', 'wandb')
+  module = import_extra('wandb', 'wandb')
   run = module.init(project=project, name=name, config=config)
 
   def write(record):
@@ -329,7 +329,12 @@ def _cut(path, resume_step):
   temporary.replace(path)
 
 
-def _import_extra(module, extra):
+def import_extra(module: str, extra: str) -> Any:
+  """Imports a module of an extra.
+
+  Raises:
+    ImportError: If it is missing; the message names the extra.
+  """
   try:
     return importlib.import_module(module)
   except ImportError as error:

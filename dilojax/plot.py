@@ -299,7 +299,10 @@ def _explain(figure, curves, metric):
 def _fit(figure, canvas, curves):
   """Makes room for the longest label, and for all labels below each other."""
   renderer = canvas.get_renderer()
-  texts = [figure.text(0, 0, c.label, size=LABEL_SIZE) for c in curves]
+  texts = [
+    figure.text(0, 0, c.label, size=LABEL_SIZE, parse_math=False)
+    for c in curves
+  ]
   widest = max(text.get_window_extent(renderer).width for text in texts)
   for text in texts:
     text.remove()
@@ -343,6 +346,7 @@ def _label(panel, axis, curves, canvas):
       annotation_clip=False,
       color=color,
       size=LABEL_SIZE,
+      parse_math=False,
       va='center',
       arrowprops={
         'arrowstyle': '-',

@@ -156,7 +156,7 @@ def over_replicas(
   if not manual:
     return fn
   specs = lambda axes: _map_axes(
-    lambda names: jax.P(*(name for name in names if name in manual)),
+    lambda names: jax.P(*(name if name in manual else None for name in names)),
     axes,
     placement.num_replicas,
   )

@@ -34,8 +34,20 @@ def rows(folders: Iterable[pathlib.Path]) -> list[dict[str, Any]]:
       )
     summary = workdir.read_json(folder / workdir.SUMMARY)
     config = workdir.read_json(folder / workdir.CONFIG)
-    seed = config.pop('seed')
-    config.pop(workdir.PLACEMENT)
+    try:
+      seed = config.pop('seed')
+      config.pop(workdir.PLACEMENT)
+      is_whole = summary['steps'] == config['num_steps']
+    except (AttributeError, KeyError, TypeError) as error:
+      raise ValueError(
+        f'{str(folder)!r} must hold the config and summary of a run, got'
+        f' something else: {type(error).__name__} {error}.'
+      ) from None
+    if not is_whole:
+      raise ValueError(
+        f'{str(folder)!r} has a summary of {summary["steps"]} steps, and a'
+        f' config of {config["num_steps"]}: run it to its end first.'
+      )
     row = groups.setdefault(
       json.dumps(config, sort_keys=True),
       {'folders': [], 'seeds': [], 'summaries': []},

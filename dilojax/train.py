@@ -128,7 +128,11 @@ def advance(
         final=segment.final,
       )
       position = position._replace(
-        step=segment.last, params=params, opt_state=opt_state, ledger=ledger
+        step=segment.last,
+        params=params,
+        opt_state=opt_state,
+        ledger=ledger,
+        ended=segment.final and _flies(programs, segment.last),
       )
       waiting = (position, written, segment.num_steps)
       if is_stop(segment.last):
@@ -146,6 +150,7 @@ def train(
   notify: Callable[[str], None],
   clock: Callable[[], float],
   timing: Mapping[str, float] = types.MappingProxyType({}),
+  is_changed: bool = False,
 ) -> dict[str, Any]:
   """Trains, or goes on with the training in a folder, to the end.
 
@@ -156,6 +161,7 @@ def train(
     notify: Takes what a person should know.
     clock: Returns the seconds since the command was given.
     timing: What `clock` returned at earlier events, for the summary.
+    is_changed: Whether the config differs from the one in the folder so far.
 
   Returns:
     The summary, which is also written to the folder.
@@ -172,8 +178,14 @@ def train(
   position = _newest(setup, programs, checkpoints, setup.num_steps)
   finished = folder / workdir.SUMMARY
   if position.step == setup.num_steps and finished.exists():
+    if is_changed:
+      raise ValueError(
+        f'`change` has no effect: the run in {str(folder)!r} has finished.'
+        ' Raise `num_steps` to go on with it, or choose another folder.'
+      )
     notify(f'The run in {str(folder)!r} has finished.')
     return workdir.read_json(finished)
+  finished.unlink(missing_ok=True)
   if position.step:
     notify(f'Continues from step {position.step} in {str(folder)!r}.')
   timing = {**timing, 'state': clock()}
@@ -193,6 +205,8 @@ def train(
     raise Interrupted(
       f'Stopped after step {position.step}, which is saved. The same command'
       ' goes on from there.'
+      if position.step
+      else 'Stopped before the first step. The same command starts it.'
     )
   summary = _records.summary(setup, programs, position, folder, timing)
   workdir.write_json(folder / workdir.SUMMARY, summary)
@@ -244,6 +258,14 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
   return position
 
 
+def _flies(programs, step):
+  """Tells whether a message that was launched by a step lands later."""
+  return any(
+    link.overwrites is not None and link.schedule.in_flight(step)
+    for link in programs.links
+  )
+
+
 def _check_checkpoints(folder, setup):
   """Checks that the newest checkpoint is where a training can go on."""
   found = checkpoint.steps(folder / workdir.CHECKPOINTS)
@@ -256,7 +278,8 @@ def _check_checkpoints(folder, setup):
   if not found and recorded.exists():
     last = max((each['step'] for each in metrics.read(recorded)), default=0)
     # A record may be there a moment before the checkpoint of its step.
-    if last > setup.checkpoint_every:
+    is_lost = last > min(setup.checkpoint_every, setup.num_steps)
+    if is_lost or (folder / workdir.SUMMARY).exists():
       raise ValueError(
         f'{str(folder)!r} has records up to step {last}, and no checkpoint:'
         ' somebody has removed them. Put them back, or choose another folder.'
@@ -296,9 +319,9 @@ def _advice(step, folder):
   if step == 0:
     return 'It is the first step: lower `inner.peak_lr`, or look at the data.'
   return (
-    f'The state after step {step} is saved in {str(folder)!r}. Go on with a'
-    ' lower `inner.peak_lr`, or skip such steps: the same command with'
-    ' --config.non_finite=skip --change=non_finite.'
+    f'The state after step {step} is saved in {str(folder)!r}. Go on at a'
+    ' lower rate, --config.inner.peak_lr=... --change=inner.peak_lr, or start'
+    ' anew in another folder with --config.non_finite=skip.'
   )
 
 

@@ -305,3 +305,21 @@ def test_axes_of_several_names_are_joined():
     frozenset(),
     frozenset({'region'}),
   )
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'devices'), [((1, 4), 4), ((3, 4), 4), ((4, 1), 2), ((2, 2), 2)]
+)
+def test_a_level_may_lie_within_a_device(sizes, devices):
+  """A manual axis behind a vmapped one keeps its place in the specs."""
+  axes = dict(zip(('region', 'host'), sizes))
+  placement = replicas.place(axes, devices)
+  program = replicas.over_replicas(
+    lambda own: jax.lax.pmean(own, placement.axis_names('host')),
+    placement,
+    (0,),
+    frozenset({'region'}),
+  )
+  values = np.arange(np.prod(sizes), dtype=np.float32).reshape(sizes)
+  got = jax.jit(program)(replicas.put(values, placement, 0))
+  np.testing.assert_allclose(got, values.mean(axis=1))

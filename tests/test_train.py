@@ -457,3 +457,44 @@ def test_stops_when_nothing_but_skipped_steps_comes(tmp_path):
   config = config_of('diloco', non_finite='skip')
   with pytest.raises(train.NonFiniteError, match='all 24 were skipped'):
     tiny.run(tmp_path, config, spy=spy)
+
+
+# Folders that somebody has changed.
+
+
+def test_a_delayed_run_that_has_ended_is_not_extended(tmp_path):
+  """Its last message has landed early, and would land once more."""
+  ends = {'num_steps': 11, 'overlap.delay': 4, 'overlap.offset': 5}
+  tiny.run(tmp_path, config_of('delayed', **ends))
+  longer = config_of('delayed', **{**ends, 'num_steps': 20})
+  with pytest.raises(ValueError, match='landing early what was in flight'):
+    tiny.run(tmp_path, longer, changes=('num_steps',))
+
+
+def test_tokens_of_dropped_replicas_count(tmp_path):
+  tiny.run(tmp_path, config_of('diloco', num_steps=10))
+  fewer = config_of('diloco', num_steps=15, num_replicas=2)
+  fewer.mesh.num_devices = 2
+  changes = ('num_replicas', 'num_steps')
+  summary = tiny.run(tmp_path, fewer, changes=changes)
+  assert summary['final']['tokens'] == 4 * (4 * 10 + 2 * 5)
+
+
+def test_an_extended_run_has_no_summary_until_it_ends(tmp_path, monkeypatch):
+  tiny.run(tmp_path, config_of('diloco', num_steps=10))
+  longer = config_of('diloco', num_steps=20)
+  with (
+    tiny.raises_when_saving(monkeypatch, 12),
+    pytest.raises(KeyboardInterrupt),
+  ):
+    tiny.run(tmp_path, longer, changes=('num_steps',))
+  assert not (tmp_path / 'summary.json').exists()
+
+
+def test_evaluations_must_be_there(tmp_path):
+  config = config_of('diloco')
+  tiny.run(tmp_path, config)
+  (tmp_path / 'summary.json').unlink()
+  (tmp_path / 'metrics.jsonl').unlink()
+  with pytest.raises(ValueError, match='must hold the evaluation of step 13'):
+    tiny.run(tmp_path, config)

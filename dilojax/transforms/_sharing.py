@@ -148,6 +148,8 @@ def apply_updates(
     >>> bool(jnp.all(params == state.anchor))
     True
   """
+  if final and step is None:
+    raise ValueError('`final` needs `step`: pass both as to `update`.')
   params = optax.apply_updates(params, updates)
   for node in _states(state):
     if not hasattr(node, 'anchor'):
