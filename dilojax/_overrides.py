@@ -61,7 +61,8 @@ def _get_config(path):
     except Exception as error:
       raise ValueError(
         f'`config` {str(path)!r} must be a Python file with `get_config()`:'
-        f' {type(error).__name__}: {error}'
+        f' {type(error).__name__}: {error}. Imports start in the current'
+        f' folder, {str(pathlib.Path.cwd())!r}.'
       ) from error
   if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(

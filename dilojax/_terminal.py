@@ -112,7 +112,7 @@ def _describe_with(total_steps, clock):
     if 'train/loss' in record:
       parts.append(f'loss {record["train/loss"]:.3f}')
     if bits_per_byte is not None:
-      parts.append(f'{bits_per_byte:.3f} bits/byte')
+      parts.append(f'held-out {bits_per_byte:.3f} bits/byte')
     if 'train/tokens_per_second' in record:
       parts.append(f'{_short(record["train/tokens_per_second"])} tokens/s')
     return '  '.join(filter(None, (*parts, eta(record['step']))))

@@ -86,7 +86,13 @@ def make(config: Config) -> Setup:
       f"`model.vocab_size` must be the tokenizer's ({dataset.vocab_size}),"
       f' got {config["model"]["vocab_size"]}.'
     )
-  batch_size = config['data']['batch_size']
+  batch_size, wanted = config['data']['batch_size'], config['eval_sequences']
+  if wanted > len(dataset.heldout):
+    raise ValueError(
+      f'`eval_sequences` must be at most {len(dataset.heldout)}, the number of'
+      f' held-out sequences, got {wanted}: choose fewer, or a larger'
+      ' `data.heldout_fraction`.'
+    )
   lr = jax.jit(_optimizer.make_lr(config))
   return Setup(
     model=model,

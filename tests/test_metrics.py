@@ -212,8 +212,8 @@ def test_plain_line_says_it_all():
   # From step 250 to 500 in 60 s, so the 500 steps left take 120 s.
   assert show(records, seconds_per_record=60).splitlines() == [
     'step 200/1,000  held-out loss  anchor 2.000 (2.885 bits/byte)',
-    'step 250/1,000  loss 2.500  2.885 bits/byte  12.3k tokens/s',
-    'step 500/1,000  loss 1.500  2.885 bits/byte  12.3k tokens/s  ETA 0:02:00',
+    'step 250/1,000  loss 2.500  held-out 2.885 bits/byte  12.3k tokens/s',
+    'step 500/1,000  loss 1.500  held-out 2.885 bits/byte  12.3k tokens/s  ETA 0:02:00',
   ]
 
 
@@ -287,7 +287,7 @@ def test_live_line_is_drawn_in_place(monkeypatch):
     start_step=500,
   )
   assert 'step 500/1,000' in text  # Before the first record.
-  assert 'step 1,000/1,000  loss 0.001  2.885 bits/byte' in text
+  assert 'step 1,000/1,000  loss 0.001  held-out 2.885 bits/byte' in text
   assert '\x1b[2K' in text  # Erases a line.
   assert '\x1b[?25h' in text  # Shows the cursor again.
   # Whole lines: the evaluation, and the last state of the live one.

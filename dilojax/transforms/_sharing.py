@@ -206,7 +206,7 @@ def links(state: optax.OptState, params: optax.Params) -> list[Link]:
       nbytes = _nbytes(node.anchor)
       plan = node.plan
       found.append(Link(plan.schedule, _names(node), nbytes, plan.overwrites))
-    else:
+    elif hasattr(node, 'link'):
       stop = node.plan.schedule.stop
       for link in links(node.link, params):
         schedule = dataclasses.replace(link.schedule, stop=stop)

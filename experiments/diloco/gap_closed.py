@@ -7,7 +7,7 @@ parallelism sends. Expected: it closes at least 40% of the gap, and more if the
 first quarter of the steps is data parallel.
 
     scripts/run_experiment experiments/diloco/gap_closed.py runs/gap_closed
-    python -m experiments.diloco.gap_closed_table runs/gap_closed
+    scripts/write_results --gap_closed runs/gap_closed
 
 Cost: 12 runs of `configs/diloco.py`, a quarter of them on one replica.
 
