@@ -148,6 +148,5 @@ def _is_evaluation(record):
 
 
 def _latest_bits(record, latest):
-  """Returns the bits per byte to show from this record on."""
-  names = ('train/bits_per_byte', 'eval/anchor/bits_per_byte')
-  return next((record[name] for name in names if name in record), latest)
+  """Returns the held-out bits per byte to show from this record on."""
+  return record.get('eval/anchor/bits_per_byte', latest)
