@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 DOCS = sorted((ROOT / 'docs').glob('*.md'))
 PAGES = [ROOT / 'README.md', *DOCS]
 # What a reader can run beside our own commands.
-FOREIGN = ('cd', 'sha256sum', 'tensorboard')
+FOREIGN = ('cd', 'source', 'sha256sum', 'tensorboard')
 
 
 def blocks(path):

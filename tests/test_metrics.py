@@ -232,7 +232,7 @@ def test_plain_lines_are_rationed():
   assert len(lines) == 1 + 10 + 1
   assert steps[0] == '1/1,000'
   assert steps[-1] == '1,000/1,000'
-  assert sum('held-out' in line for line in lines) == 1
+  assert sum('held-out loss' in line for line in lines) == 1
 
 
 def test_early_end_shows_where():
@@ -281,7 +281,7 @@ def test_live_line_is_drawn_in_place(monkeypatch):
   assert '\x1b[2K' in text  # Erases a line.
   assert '\x1b[?25h' in text  # Shows the cursor again.
   # Whole lines: the evaluation, and the last state of the live one.
-  whole = [line for line in text.split('\n') if 'held-out' in line]
+  whole = [line for line in text.split('\n') if 'held-out loss' in line]
   assert len(whole) == 1
 
 

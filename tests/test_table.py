@@ -8,7 +8,7 @@ import pytest
 from dilojax import table
 from dilojax import workdir
 
-CONFIG = {'method': 'diloco', 'outer': {'lr': 0.7}}
+CONFIG = {'method': 'diloco', 'num_steps': 2000, 'outer': {'lr': 0.7}}
 
 
 @pytest.fixture
@@ -158,3 +158,18 @@ def test_mean_and_error(values, text):
 )
 def test_nbytes(count, text):
   assert table.nbytes(count) == text
+
+
+@pytest.mark.parametrize('value', [{}, [], None])
+@pytest.mark.parametrize('name', [workdir.SUMMARY, workdir.CONFIG])
+def test_what_is_no_run(write, name, value):
+  folder = write('run')
+  (folder / name).write_text(json.dumps(value))
+  with pytest.raises(ValueError, match='must hold the config and summary'):
+    table.rows([folder])
+
+
+def test_a_run_that_goes_on_has_no_row(write):
+  longer = {**CONFIG, 'num_steps': 3000}
+  with pytest.raises(ValueError, match='2000 steps, and a config of 3000'):
+    table.rows([write('run', config=longer)])
