@@ -23,7 +23,6 @@ from dilojax import build
 from dilojax import replicas
 from dilojax import train
 
-
 ROUNDS = 3  # Of the loop in a repeat; the others take one.
 
 
