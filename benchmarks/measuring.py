@@ -1,10 +1,7 @@
 """What the benchmarks share: repeats, medians, and how results are said."""
 
 from collections.abc import Callable, Mapping, Sequence
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import time
 from typing import Any
@@ -12,11 +9,14 @@ from typing import Any
 import jax
 import optax
 
+from dilojax import _optimizer
+from dilojax import _overrides
 from dilojax import _position
 from dilojax import _segment
 from dilojax import build
 from dilojax import replicas
 from dilojax import schedule
+from dilojax import workdir
 
 
 def seconds(fn: Callable[[], Any]) -> float:
@@ -63,16 +63,7 @@ def report(benchmark: str, **result: Any) -> None:
   line = {
     'benchmark': benchmark,
     **result,
-    'device': jax.devices()[0].device_kind,
-    'num_devices': len(jax.devices()),
-    'cpus': os.cpu_count(),
-    'versions': {
-      'python': platform.python_version(),
-      **{
-        name: importlib.metadata.version(name)
-        for name in ('jax', 'jaxlib', 'flax', 'optax')
-      },
-    },
+    'environment': workdir.environment(),
   }
   print(json.dumps(line))
 
@@ -82,6 +73,17 @@ def batches(setup: build.Setup, num_steps: int) -> Any:
   run = schedule.Run((), 1, num_steps)
   found = _segment.batches(setup, _segment.Segment(1, (run,), False))
   return jax.tree.map(lambda leaf: leaf[:, :num_steps], found)
+
+
+def setups(
+  path: str, overrides: Sequence[tuple[str, str]] = ()
+) -> tuple[build.Setup, build.Setup]:
+  """Returns the setup of a config, and that with its inner optimizer alone."""
+  config = _overrides.load(path, overrides)
+  jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
+  setup = build.make(config)
+  inner = _optimizer.make_inner(build.resolve(config))
+  return setup, setup._replace(tx=optax.with_extra_args_support(inner))
 
 
 def plain_step(setup: build.Setup) -> Callable[..., Any]:

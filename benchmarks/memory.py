@@ -11,11 +11,8 @@ of the bare inner step.
 import argparse
 
 import jax
-import optax
 
 from benchmarks import measuring
-from dilojax import _optimizer
-from dilojax import _overrides
 from dilojax import _position
 from dilojax import _segment
 from dilojax import build
@@ -25,17 +22,14 @@ from dilojax import train
 def main() -> None:
   """Measures, and prints a table and a line of JSON."""
   args = parse_args()
-  config = _overrides.load(args.config)
-  jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
-  setup = build.make(config)
-  inner = _optimizer.make_inner(build.resolve(config))
-  bare = setup._replace(tx=optax.with_extra_args_support(inner))
+  setup, bare = measuring.setups(args.config)
+  every = build.links(setup)[0].schedule.every
   start = _position.start(setup, _position.state_axes(setup))
   params = _bytes_per_device(start.params)
   found = {
     'bare scan': _sizes(bare, *_scan(bare)),
-    'quiet segment': _sizes(setup, *_segment_of(setup, config.every - 1)),
-    'segment with a landing': _sizes(setup, *_segment_of(setup, config.every)),
+    'quiet segment': _sizes(setup, *_segment_of(setup, every - 1)),
+    'segment with a landing': _sizes(setup, *_segment_of(setup, every)),
   }
   counter = 4  # The step of the link, an int32.
   persistent = {name: each['persistent'] for name, each in found.items()}

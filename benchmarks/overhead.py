@@ -13,13 +13,9 @@ import argparse
 import collections
 
 import jax
-import optax
 
 from benchmarks import measuring
-from dilojax import _optimizer
-from dilojax import _overrides
 from dilojax import _position
-from dilojax import build
 from dilojax import replicas
 from dilojax import train
 
@@ -30,11 +26,7 @@ def main() -> None:
   """Measures, and prints a table and a line of JSON."""
   args = parse_args()
   overrides = [('every', str(args.every)), ('num_steps', str(10**6))]
-  config = _overrides.load(args.config, overrides)
-  jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
-  setup = build.make(config)
-  inner = _optimizer.make_inner(build.resolve(config))
-  bare = setup._replace(tx=optax.with_extra_args_support(inner))
+  setup, bare = measuring.setups(args.config, overrides)
   fns = {
     'loop': loop(setup, ROUNDS * args.every),
     'bare scan': scan(bare, args.every),

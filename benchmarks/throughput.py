@@ -18,23 +18,15 @@ import statistics
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from benchmarks import measuring
-from dilojax import _optimizer
-from dilojax import _overrides
 from dilojax import _position
-from dilojax import build
 
 
 def main() -> None:
   """Measures, and prints a table and a line of JSON."""
   args = parse_args()
-  config = _overrides.load(args.config)
-  jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
-  setup = build.make(config)
-  inner = _optimizer.make_inner(build.resolve(config))
-  setup = setup._replace(tx=optax.with_extra_args_support(inner))
+  _, setup = measuring.setups(args.config)
   train, train_flops = training(setup, args.steps)
   product, product_flops = matrix_product(args.matrix, setup.placement.mesh)
   train()

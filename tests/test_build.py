@@ -54,11 +54,15 @@ def refused(name='diloco', **overrides):
       "'delta' has no effect with `overlap.delay` 0",
     ),
     ('diloco', {'model.vocab_size': 9}, r"the tokenizer's \(8\), got 9"),
-    ('diloco', {'data.num_sequences': 15}, r'4.* disjoint streams .*need 16'),
+    (
+      'diloco',
+      {'data.num_sequences': 15, 'eval_sequences': 3},
+      r'4.* disjoint streams .*need 16',
+    ),
     (
       'diloco',
       {'eval_sequences': 81},
-      'must be at most the number of held-out',
+      'must be at most 80, the number of held-out sequences, got 81',
     ),
     ('diloco', {'num_replicas': 3}, r'\(3\) must divide, or be divided by'),
     ('diloco', {'mesh.num_devices': 9}, r'number of devices \(8\), got 9'),

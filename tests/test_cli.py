@@ -298,6 +298,7 @@ def test_an_extra_that_is_not_installed(capsys, monkeypatch, run):
 # From text to a model.
 
 
+@pytest.mark.slow
 def test_prepare_then_train(capsys, refuse, tmp_path):
   for number in range(30):
     text = f'Document {number}. ' + 'abc ' * (20 + number)

@@ -92,10 +92,9 @@ SLOW = pytest.mark.slow
   'method',
   [
     'diloco',
-    'delayed',
     *(
       pytest.param(method, marks=SLOW)
-      for method in ('data_parallel', 'post_local', 'hierarchical')
+      for method in ('delayed', 'data_parallel', 'post_local', 'hierarchical')
     ),
   ],
 )
@@ -176,6 +175,7 @@ def test_goes_on_elsewhere(num_devices, tmp_path, monkeypatch):
     np.testing.assert_allclose(got[key], want[key], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_number_of_replicas_may_change(tmp_path):
   """Tokens are those of real batches; who joins starts at the anchor."""
   short = {'num_steps': 5, 'eval_every': 5, 'checkpoint_every': 5}
@@ -260,6 +260,7 @@ def test_placement_does_not_matter(num_replicas, num_devices, tmp_path):
     np.testing.assert_allclose(got[key], want[key], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_accumulation_is_the_large_batch(tmp_path):
   whole, parts = [], []
   tiny.run(tmp_path / 'whole', config_of('diloco'), written=whole)

@@ -288,7 +288,9 @@ def test_it_learns_a_sequence_by_heart():
   np.testing.assert_allclose(losses[-1], 2 * np.log(2) / 36, atol=0.01)
 
 
-@pytest.mark.parametrize('remat', [True, False])
+@pytest.mark.parametrize(
+  'remat', [pytest.param(True, marks=pytest.mark.slow), False]
+)
 def test_replicas_under_vmap_shard_map_and_alone_agree(remat):
   model = make(remat=remat, z_loss=0.1, num_layers=1)
   keys = jax.random.split(jax.random.key(0), 2)
