@@ -53,6 +53,10 @@ NOT_NEGATIVE = Field(
 POSITIVE = Field(
   float, lambda value: 0 < value < math.inf, 'a finite number above 0'
 )
+SHARE = Field(
+  float, lambda value: 0 < value <= 1, 'a number above 0 and at most 1'
+)
+FINITE = Field(float, math.isfinite, 'a finite number')
 LIMIT = Field(float, lambda value: value > 0, 'a number above 0, inf for none')
 
 LR = {'lr': POSITIVE}
@@ -64,6 +68,11 @@ NON_IID = {'non_iid': RATIO}
 SPLIT = {'heldout_fraction': FRACTION}
 TEXTS = {'tokenizer': TEXT, **LENGTH, **SPLIT, **NON_IID}
 SMALL = {'width': at_least(1), 'num_layers': at_least(1)}
+
+BLOCK = {'block_size': at_least(1)}
+ROUNDING = {'rounding': one_of('nearest', 'stochastic')}
+BITS = Field(int, lambda value: 1 <= value <= 8, 'an int from 1 to 8')
+VALUES = one_of('float32', 'bfloat16', 'int8')
 
 # What a choice brings with it: group -> field that chooses -> name -> fields.
 CHOICES: dict[str, dict[str, dict[str, dict[str, Field]]]] = {
@@ -130,7 +139,43 @@ CHOICES: dict[str, dict[str, dict[str, dict[str, Field]]]] = {
       'convnet': SMALL,
     }
   },
-  'overlap': {'merge': {'overwrite': {}, 'mix': {'alpha': RATIO}, 'delta': {}}},
+  'overlap': {
+    'merge': {
+      'overwrite': {},
+      'mix': {'alpha': RATIO},
+      'delta': {},
+      'delay_compensated': {'strength': FINITE},
+    }
+  },
+  'fragments': {
+    'by': {
+      'layers': {
+        'layers_per_fragment': at_least(1),
+        'order': one_of('strided', 'sequential'),
+        'outside': one_of('own', 'first', 'last', 'ends'),
+      },
+      'bytes': {'num_fragments': at_least(1)},
+    }
+  },
+  'wire': {
+    'format': {
+      'float32': {},
+      'bfloat16': {},
+      'float16': {},
+      'float8': BLOCK,
+      'int8': {**BLOCK, **ROUNDING},
+      'int4': {**BLOCK, **ROUNDING},
+      'e3m0': {**BLOCK, **ROUNDING},
+      'statistical': {**BLOCK, 'bits': BITS},
+      'sign': BLOCK,
+      'top_k': {**BLOCK, 'fraction': SHARE, 'values': VALUES},
+      'random_subset': {**BLOCK, 'fraction': SHARE, 'values': VALUES},
+    },
+    'gather': {
+      'mean': {'result': one_of('message', 'bfloat16', 'float32')},
+      'messages': {},
+    },
+  },
 }
 
 TOP = {
@@ -146,6 +191,28 @@ TOP = {
 REPLICAS = {'num_replicas': at_least(1)}
 ROUNDS = {'every': at_least(1), 'final_synchronization': FLAG}
 SWITCH = {'data_parallel_steps': at_least(1)}
+GOSSIP = {'lr': POSITIVE, 'momentum': MEMORY, 'pull': POSITIVE}
+SUBSET = {
+  'fraction': SHARE,
+  'pattern': one_of('independent', 'partition', 'fresh_partition'),
+}
+LOSCAR = {'fraction': SHARE, 'delay': at_least(0)}
+GROUPS_OF_METHODS = (
+  'outer',
+  'overlap',
+  'levels',
+  'fragments',
+  'wire',
+  'subset',
+  'gossip',
+)
+# Single fields that DiLoCo may have.
+OPTIONS = {
+  'late': one_of('delayed', 'eager'),
+  'reduce': one_of('radial_directional', 'isotropic'),
+  'drop': FRACTION,
+  'prune': FRACTION,
+}
 CLUSTERED = ('python_stdlib', 'files')
 COUNT = at_least(0)  # 0 for all there are.
 
@@ -233,23 +300,37 @@ def _chosen(name: str, config: Mapping) -> dict[str, Field]:
 
 def _of_method(config):
   outer = _below('outer', _chosen('outer', config))
+  rounds = {**REPLICAS, **ROUNDS}
   methods = {
     'data_parallel': REPLICAS,
-    'local_sgd': {**REPLICAS, **ROUNDS},
-    'diloco': {**REPLICAS, **ROUNDS, **outer, **_overlap(config)},
-    'post_local': {**REPLICAS, **ROUNDS, **SWITCH, **outer},
+    'local_sgd': rounds,
+    'diloco': {**rounds, **outer, **_options(config)},
+    'post_local': {**rounds, **SWITCH, **outer},
     'hierarchical': _hierarchical(config),
+    'noloco': {**rounds, **_below('gossip', GOSSIP)},
+    'sparta': {**REPLICAS, **_below('subset', SUBSET)},
+    'loscar_sgd': {**rounds, **LOSCAR},
   }
   method = config.get('method')
   fields = methods.get(method, {}) if isinstance(method, str) else {}
   return {'method': one_of(*methods), **fields}
 
 
-def _overlap(config):
-  if 'overlap' not in config:  # Landings at once: a choice without fields.
-    return {}
-  times = {'offset': at_least(1), 'delay': at_least(0)}
-  return _below('overlap', {**times, **_chosen('overlap', config)})
+def _options(config):
+  """Returns what DiLoCo has beside, if a config asks for it."""
+  offset = {} if 'fragments' in config else {'offset': at_least(1)}
+  groups = {
+    'overlap': {**offset, 'delay': at_least(0)},
+    'fragments': {},
+    'wire': {'error_feedback': RATIO},
+  }
+  fields: dict[str, Field] = {}
+  for name, own in groups.items():
+    if name in config:
+      fields |= _below(name, {**own, **_chosen(name, config)})
+  if 'subset' in config:
+    fields |= _below('subset', SUBSET)
+  return fields | {name: OPTIONS[name] for name in OPTIONS if name in config}
 
 
 def _hierarchical(config):
@@ -302,8 +383,8 @@ def _blamed(name, want):
   # Groups that another method would have; `near` helps within those it has.
   has_group = path and any(key.startswith(f'{path[0]}.') for key in want)
   is_of_method = (
-    path[0] in ('outer', 'overlap', 'levels') and not has_group
+    path[0] in GROUPS_OF_METHODS and not has_group
     if path
-    else last in {**REPLICAS, **ROUNDS, **SWITCH}
+    else last in {**REPLICAS, **ROUNDS, **SWITCH, **OPTIONS, **LOSCAR}
   )
   return ['method'] if is_of_method else []

@@ -66,6 +66,6 @@ def _counts(link, step, final):
     return schedule.num_messages(step), schedule.num_landings(step)
   messages, landings = _counts(link, step - 1, False)
   events = schedule.final_events(step, link.overwrites)
-  messages += sum(event != 'land' for event in events)
-  landings += sum(event != 'start' for event in events)
+  messages += sum(event in ('start', 'meet') for event in events)
+  landings += sum(event in ('land', 'meet') for event in events)
   return messages, landings

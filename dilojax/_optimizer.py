@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from dilojax import _links
 from dilojax import replicas
 from dilojax import transforms
 
@@ -14,13 +15,16 @@ Names = Callable[..., tuple[str, ...]]
 
 
 def make(
-  config: Mapping[str, Any], axis_names: Names
+  config: Mapping[str, Any],
+  axis_names: Names,
+  over_shards: Callable = lambda tx: tx,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the optimizer of one replica, with the links of the method.
 
   Args:
     config: The config, its fields checked.
     axis_names: Returns the mapped axes to reduce over, given replica axes.
+    over_shards: Makes a link run shard by shard inside a replica.
 
   Returns:
     The optimizer.
@@ -36,27 +40,27 @@ def make(
     return transforms.data_parallel(inner, axis_name=names)
   if method == 'hierarchical':
     return transforms.hierarchical(inner, _levels(config, axis_names))
+  if method == 'sparta':
+    return transforms.sparta(
+      inner, **config['subset'], seed=config['seed'], axis_name=names
+    )
   shared = {'every': config['every'], 'axis_name': names}
   if method == 'local_sgd':
     return transforms.local_sgd(inner, **shared)
+  if method == 'loscar_sgd':
+    given = {name: config[name] for name in ('fraction', 'delay', 'seed')}
+    return transforms.loscar_sgd(inner, **given, **shared)
+  if method == 'noloco':
+    return transforms.noloco(
+      inner, **config['gossip'], seed=config['seed'], **shared
+    )
   outer = make_outer(config['outer'])
   if method == 'post_local':
     steps = config['data_parallel_steps']
     return transforms.post_local(
       inner, outer, data_parallel_steps=steps, **shared
     )
-  if 'overlap' not in config:
-    return transforms.diloco(inner, outer, **shared)
-  overlap = config['overlap']
-  link = transforms.synchronize(
-    outer,
-    every=config['every'],
-    reduce=transforms.mean_over(names),
-    offset=overlap['offset'],
-    delay=overlap['delay'],
-    merge=_make_merge(overlap),
-  )
-  return optax.chain(inner, link)
+  return _links.make_diloco(config, inner, outer, names, over_shards)
 
 
 def make_inner(config: Mapping[str, Any]) -> optax.GradientTransformation:
@@ -156,15 +160,6 @@ def _labels(params):
     return 'muon' if leaf.ndim == 2 and not is_end else 'adamw'
 
   return jax.tree.map_with_path(label, params)
-
-
-def _make_merge(overlap):
-  makes = {
-    'overwrite': transforms.overwrite,
-    'mix': lambda: transforms.mix(overlap['alpha']),
-    'delta': transforms.delta,
-  }
-  return makes[overlap['merge']]()
 
 
 def _sorted_levels(config):

@@ -8,6 +8,7 @@ import jax
 from dilojax import _ledger
 from dilojax import build
 from dilojax import checkpoint
+from dilojax import processes
 from dilojax import replicas
 from dilojax import transforms
 
@@ -102,7 +103,8 @@ def restore(
     old = replicas.with_replicas(like, axes, {replicas.AXIS: num_saved})
     state, _ = checkpoint.restore(folder, step, _named(*old))
     state = checkpoint.resize(state['params'], state['opt_state'], num_wanted)
-    params, opt_state = replicas.put(state, placement, axes)
+    wanted = replicas.shardings(state, placement, axes)
+    params, opt_state = processes.put(state, wanted)
   dropped = sum(row['tokens'] for row in meta['ledger'][num_wanted:])
   return Position(
     step,

@@ -23,6 +23,9 @@ def resize(
     steps into sign steps at the full learning rate. What replicas hold back
     (error feedback) keeps its mean if :math:`K` divides `num_replicas`.
 
+  Where replicas have anchors of their own, as under gossip, a new one is a copy
+  of replica :math:`k \bmod K` in everything.
+
   Args:
     params: Params, of jax or NumPy arrays with a leading axis of :math:`K`.
     opt_state: State of any optimizer. Its private parts, according to
@@ -73,6 +76,9 @@ def resize(
   )
   if num_replicas <= num_old:
     return new_params, new_state
+  if transforms.has_private_anchor(opt_state):
+    params = jax.tree.map(inherit, params)
+    return params, new_state
   start = lambda inherited, value: _from(num_old, inherited, value)
   anchor = transforms.anchor_of(opt_state, jax.tree.map(_mean, params))
 

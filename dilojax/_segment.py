@@ -10,6 +10,7 @@ import optax
 
 from dilojax import build
 from dilojax import models
+from dilojax import processes
 from dilojax import replicas
 from dilojax import schedule as schedule_lib
 from dilojax import transforms
@@ -87,7 +88,8 @@ def batches(setup: build.Setup, segment: Segment) -> Any:
 
   Their axes are replicas, steps, sequences, and what a sequence has. There
   are always `max_steps` steps, so that a program serves segments of any
-  length; what a segment does not use is zero.
+  length; what a segment does not use is zero. A process makes those of the
+  replicas that its devices hold.
   """
   placement = setup.placement
   sizes = tuple(placement.num_replicas.values())
@@ -97,7 +99,8 @@ def batches(setup: build.Setup, segment: Segment) -> Any:
     name: np.zeros((*shape, *leaf.shape), leaf.dtype)
     for name, leaf in example.items()
   }
-  for k in range(placement.total):
+  sharding = jax.NamedSharding(placement.mesh, _batch_spec(setup))
+  for k in _own_replicas(placement, sharding):
     for number in range(segment.num_steps):
       batch = setup.streams.batch(segment.first + number, k)
       for name, leaf in batch.items():
@@ -106,13 +109,7 @@ def batches(setup: build.Setup, segment: Segment) -> Any:
     name: leaf.reshape(*sizes, *leaf.shape[1:])
     for name, leaf in stacked.items()
   }
-  # Inside a replica, sequences are spread over the devices of fsdp.
-  micro_batch = setup.batch_size // setup.accumulate
-  inside = (
-    replicas.FSDP if not micro_batch % placement.mesh.shape['fsdp'] else None
-  )
-  spec = jax.P(*placement.num_replicas, None, inside)
-  return jax.device_put(shaped, jax.NamedSharding(placement.mesh, spec))
+  return processes.put(shaped, sharding)
 
 
 def make_step(
@@ -227,6 +224,24 @@ def lengths(segment: Segment) -> np.ndarray:
 
 
 FINAL = ('final',)
+
+
+def _batch_spec(setup):
+  """Inside a replica, sequences are spread over the devices of fsdp."""
+  mesh, micro_batch = setup.placement.mesh, setup.batch_size // setup.accumulate
+  inside = None if micro_batch % mesh.shape[replicas.FSDP] else replicas.FSDP
+  return jax.P(*setup.placement.num_replicas, None, inside)
+
+
+def _own_replicas(placement, sharding):
+  """Returns the replicas, or parts of them, on the devices of this process."""
+  sizes = tuple(placement.num_replicas.values())
+  numbers = np.arange(placement.total).reshape(*sizes, 1, 1)
+  # Two more axes, of steps and sequences, that need not be there in full.
+  inside = placement.mesh.shape[replicas.FSDP]
+  numbers = np.broadcast_to(numbers, (*sizes, 1, inside))
+  places = sharding.addressable_devices_indices_map(numbers.shape)
+  return sorted({k for place in places.values() for k in numbers[place].flat})
 
 
 def _needs_final(setup, links):

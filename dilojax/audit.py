@@ -1,278 +1,235 @@
-"""What a compiled program communicates, read from its text."""
+"""What the compiled programs of a run communicate, and what they ought to."""
 
-from collections.abc import Iterator
-import math
-import re
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-OPERATIONS = (
-  'all-gather',
-  'all-reduce',
-  'all-to-all',
-  'collective-broadcast',
-  'collective-permute',
-  'ragged-all-to-all',
-  'reduce-scatter',
-  'send',
-)
-
-# A type may hold parentheses, as in {0:T(8,128)}, but none after a small name.
-_INSTRUCTION = re.compile(
-  r'\s+(?:ROOT )?%?(?P<name>[\w.-]+) = '
-  r'(?P<type>.*?) (?P<opcode>[a-z][\w-]*)\((?P<rest>.*)'
-)
-_HEADER = re.compile(r'(?:ENTRY )?%?([\w.-]+) (?:\(.*)?{$')
-_CALLED = re.compile(
-  r'(branch_computations|called_computations|calls|true_computation'
-  r'|false_computation|body|condition|to_apply)=(?:{(.*?)}|%?([\w.-]+))'
-)
-_BRANCHES = ('branch_computations', 'true_computation', 'false_computation')
+from dilojax import _claims
+from dilojax import _optimizer
+from dilojax import _position
+from dilojax import _segment
+from dilojax import build
+from dilojax import evaluate
+from dilojax import replicas
+from dilojax._claims import Total as Total
+from dilojax._collectives import Collective as Collective
+from dilojax._collectives import axes as axes
+from dilojax._collectives import collectives as collectives
+from dilojax._overlap import Between as Between
+from dilojax._report import Program as Program
+from dilojax._report import Report as Report
+from dilojax._report import Row as Row
+from dilojax._report import as_json as as_json
+from dilojax._report import table as table
 
 
-class Collective(NamedTuple):
-  """A collective operation of a compiled program.
+def audit(
+  config: build.Config,
+  devices: Sequence[jax.Device],
+  *,
+  notify: Callable[[str], None] = lambda text: None,
+) -> Report:
+  """Compiles what a run would run, and reads what it communicates.
 
-  Attributes:
-    op: Its name, such as `all-reduce`; one name for both halves of an
-      asynchronous one. A `send` counts and its `recv` does not.
-    computation: Name of the computation that it stands in.
-    in_branch: Whether it runs in a branch of a condition only.
-    in_loop: Whether it runs in the body of a loop.
-    nbytes: Bytes of the operands on one device, each time it runs.
-    dtypes: Their types in XLA's words, such as `f32`, in order.
-    groups: Numbers of the devices that exchange values, by group, counted
-      through the mesh. The pairs of a permutation are groups of two; empty
-      where the text does not say.
-  """
+  Nothing is computed: the devices need not be there. What counts:
 
-  op: str
-  computation: str
-  in_branch: bool
-  in_loop: bool
-  nbytes: int
-  dtypes: tuple[str, ...]
-  groups: tuple[tuple[int, ...], ...]
-
-
-class _Instruction(NamedTuple):
-  name: str
-  type: str
-  opcode: str
-  operands: tuple[str, ...]
-  attributes: str
-
-
-def collectives(program: str | jax.stages.Compiled) -> list[Collective]:
-  """Lists the collective operations of a compiled program.
+  - A replica's message is the operand of an all-reduce, an all-to-all, a
+    permutation, or of an all-gather of messages. A device that holds several
+    replicas sums before an all-reduce, and the sum counts as the message of
+    each; whatever else it sends is divided among them.
+  - Where a mean comes back in a second collective, as after an all-to-all, the
+    result of the all-gather counts as well.
+  - Everything that a device sends counts, its own share included, whatever way
+    it takes; the bytes of a replica are those of its devices. An all-reduce
+    that became a reduce-scatter and an all-gather counts once.
+  - A mean over several axes counts on each of them.
+  - What evaluation sends is listed, and counts on neither side.
 
   Args:
-    program: The compiled program, or its text.
+    config: As in `configs/`.
+    devices: Devices to compile for, such as those of a topology.
+    notify: Takes what a person should know.
 
   Returns:
-    One entry for each operation in the text, however often it runs.
+    The report.
 
-  Examples:
-    >>> import jax, jax.numpy as jnp
-    >>> program = jax.jit(jnp.sum).lower(jnp.ones(3)).compile()
-    >>> collectives(program)
-    []
+  Raises:
+    ValueError: See :func:`dilojax.build.make`. If replicas along an axis share
+      a device, so that there is nothing to see.
   """
-  text = program if isinstance(program, str) else program.as_text()
-  if text is None:
-    raise ValueError('`program` has no text: compile it for this platform.')
-  computations = _computations(text)
-  callers = _callers(computations)
-  found = []
-  for home, instructions in computations.items():
-    types = {one.name: one.type for one in instructions}
-    for one in instructions:
-      op = one.opcode.removesuffix('-start')
-      if op not in OPERATIONS:
-        continue
-      # A send's other operand is a token, which has no bytes.
-      arrays = [
-        array for name in one.operands for array in _arrays(types[name])
-      ]
-      found.append(
-        Collective(
-          op,
-          home,
-          _within(home, callers, _BRANCHES, every=True),
-          _within(home, callers, ('body', 'condition'), every=False),
-          sum(nbytes for _, nbytes in arrays),
-          tuple(dtype for dtype, _ in arrays),
-          _groups(op, one.attributes, text),
-        )
+  setup = _on_devices(build.resolve(config), devices)
+  placement = setup.placement
+  for axis, count in placement.num_replicas.items():
+    if count > 1 and placement.mesh.shape[axis] == 1:
+      raise ValueError(
+        f'`target`: all {count} replicas along {axis!r} share a device, and'
+        ' nothing would be sent. Choose more devices'
+        f' ({placement.mesh.size} now), or fewer with `mesh.fsdp`.'
       )
+  links = build.links(setup)
+  segments = _segments(setup, links)
+  axes_of = _position.state_axes(setup)
+  state = replicas.like(_claims.one_replica(setup), placement, axes_of)
+  inner_step = _segment.make_step(setup.model, setup.tx, setup.accumulate)
+  programs, totals = [], []
+  sent: dict[str, list] = {axis: [] for axis in placement.num_replicas}
+  for of_pattern in segments.values():
+    name = _name(of_pattern[0], len(links))
+    notify(f'Compiles: {name}.')
+    program = _segment.make_program(setup, axes_of, inner_step, of_pattern[0])
+    arguments = (*state, *_arguments(setup, of_pattern[0]))
+    lengths = _loop_lengths(of_pattern[0])
+    found = collectives(_compiled(program, *arguments), lengths)
+    rows = _rows(found, setup, links, lengths)
+    first = of_pattern[0].num_steps
+    programs.append(Program(name, len(of_pattern), first, rows))
+    for axis, of_axis in sent.items():
+      for segment in of_pattern:
+        of_axis.append(
+          _claims.sent(found, axis, setup, links, _loop_lengths(segment))
+        )
+  notify('Compiles: evaluation.')
+  programs.append(_evaluation(setup, state, axes_of, links))
+  for axis, of_axis in sent.items():
+    totals.append(_claims.total(axis, setup, links, of_axis))
+  return Report(
+    dict(placement.mesh.shape),
+    setup.num_steps,
+    max((link.schedule.every for link in links), default=1),
+    tuple(programs),
+    tuple(totals),
+  )
+
+
+def _on_devices(config, devices):
+  """Builds a run with its replicas on these devices.
+
+  The rest does not depend on devices, and is built as if there were one.
+  """
+  mesh = config['mesh']
+  alone = {'num_devices': 1, 'fsdp': 1, 'tensor': 1}
+  setup = build.make({**config, 'mesh': alone})
+  placement = replicas.place(
+    setup.placement.num_replicas,
+    mesh['num_devices'] or None,
+    fsdp=mesh['fsdp'] or None,
+    tensor=mesh['tensor'],
+    devices=devices,
+  )
+  over_shards = lambda tx: replicas.over_shards(tx, placement)
+  tx = _optimizer.make(config, placement.axis_names, over_shards)
+  return setup._replace(placement=placement, tx=tx)
+
+
+def _segments(setup, links) -> dict[tuple, list[_segment.Segment]]:
+  """Returns the segments of the whole run by the program that they run."""
+  periods = (setup.log_every, setup.eval_every, setup.checkpoint_every)
+  is_stop = lambda step: any(step % every == 0 for every in periods)
+  found: dict[tuple, list[_segment.Segment]] = {}
+  for segment in _segment.plan(setup, links, 1, setup.num_steps, is_stop):
+    found.setdefault(segment.pattern, []).append(segment)
   return found
 
 
-def axes(collective: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...]:
-  """Tells which axes of a mesh a collective crosses.
-
-  Args:
-    collective: A collective of a program that was compiled for the mesh.
-    mesh: The mesh.
-
-  Returns:
-    The names, in the mesh's order, of the axes along which devices of one
-    group differ. None of them if each group is a single device.
-
-  Raises:
-    ValueError: If the collective's groups are not known, or do not fit.
-  """
-  if not collective.groups:
-    raise ValueError(
-      f'`collective`: the text does not say which devices this'
-      f' {collective.op} joins.'
+def _arguments(setup, segment):
+  """Returns the abstract batches and lengths of a segment."""
+  placement = setup.placement
+  sizes = tuple(placement.num_replicas.values())
+  micro_batch = setup.batch_size // setup.accumulate
+  is_even = micro_batch % placement.mesh.shape[replicas.FSDP] == 0
+  inside = replicas.FSDP if is_even else None
+  place = lambda *names: jax.NamedSharding(placement.mesh, jax.P(*names))
+  batches = {
+    name: jax.ShapeDtypeStruct(
+      (*sizes, _segment.max_steps(setup), *leaf.shape),
+      leaf.dtype,
+      sharding=place(*placement.num_replicas, None, inside),
     )
-  greatest = max(max(group) for group in collective.groups)
-  if greatest >= mesh.size:
-    raise ValueError(
-      f'`mesh` has {mesh.size} devices, and the collective joins device'
-      f' {greatest}: pass the mesh that the program was compiled for.'
-    )
-  crossed = set()
-  for group in collective.groups:
-    places = np.unravel_index(group, mesh.devices.shape)
-    crossed |= {
-      name for name, place in zip(mesh.axis_names, places) if np.ptp(place)
-    }
-  return tuple(name for name in mesh.axis_names if name in crossed)
+    for name, leaf in setup.streams.batch(1, 0).items()
+  }
+  lengths = jax.ShapeDtypeStruct(
+    (len(segment.runs),), np.int32, sharding=place()
+  )
+  return batches, lengths
 
 
-def _computations(text: str) -> dict[str, list[_Instruction]]:
-  computations: dict[str, list[_Instruction]] = {}
-  home: list[_Instruction] = []
-  for line in text.splitlines():
-    if line.startswith(('HloModule', '}')):
-      continue
-    if match := _HEADER.match(line):
-      home = computations.setdefault(match[1], [])
-    elif match := _INSTRUCTION.match(line):
-      inside, attributes = _split_call(match['rest'])
-      operands = tuple(re.findall(r'%([\w.-]+)', inside))
-      home.append(
-        _Instruction(
-          match['name'], match['type'], match['opcode'], operands, attributes
-        )
-      )
-  return computations
-
-
-def _split_call(rest: str) -> tuple[str, str]:
-  """Splits what follows an opening parenthesis where that is closed."""
-  depth = 1
-  for number, character in enumerate(rest):
-    depth += (character == '(') - (character == ')')
-    if not depth:
-      return rest[:number], rest[number + 1 :]
-  return rest, ''
-
-
-def _callers(computations: dict) -> dict[str, list[tuple[str, str]]]:
-  """Returns who calls each computation, and as what."""
-  callers: dict[str, list[tuple[str, str]]] = {}
-  for home, instructions in computations.items():
-    for one in instructions:
-      for role, several, single in _CALLED.findall(one.attributes):
-        for name in re.findall(r'[\w.-]+', several or single):
-          callers.setdefault(name, []).append((home, role))
-  return callers
-
-
-def _within(name, callers, roles, *, every: bool) -> bool:
-  """Tells whether every, or any, way to a computation has such a role."""
-  paths = [
-    role in roles or _within(home, callers, roles, every=every)
-    for home, role in callers.get(name, [])
+def _loop_lengths(segment) -> list[int]:
+  """Returns the lengths of the loops of a segment's program."""
+  return [
+    run.num_steps
+    for run, (_, is_loop) in zip(segment.runs, segment.pattern[0])
+    if is_loop
   ]
-  return (all if every else any)(paths) if paths else False
 
 
-def _arrays(type_text: str) -> Iterator[tuple[str, int]]:
-  """Yields type and bytes of the arrays in a type."""
-  for dtype, shape in re.findall(r'\b([a-z]\w*)\[([\d,<=]*)\]', type_text):
-    lengths = [int(length) for length in re.findall(r'\d+', shape)]
-    digits = re.search(r'\d+', dtype)
-    bits = 8 if dtype == 'pred' else int(digits[0]) if digits else 0
-    if bits:
-      yield dtype, math.ceil(math.prod(lengths) * bits / 8)
+def _name(segment, num_links) -> str:
+  """Says what a segment does, such as `24 steps, launch, 4 steps, land`."""
+  parts = []
+  for run in segment.runs:
+    events = [
+      f'{event} {number}' if num_links > 1 and event != 'final' else event
+      for number, each in enumerate(run.kind, start=1)
+      for event in ((each,) if isinstance(each, str) else each)
+    ]
+    steps = f'{run.num_steps} steps' if run.num_steps > 1 else ''
+    happens = ' and '.join(events)
+    if steps and happens:
+      parts.append(f'{steps} with {happens}')
+    else:
+      parts.append(steps or happens or '1 step')
+  return ', '.join(parts)
 
 
-def _groups(op: str, attributes: str, text: str) -> tuple[tuple[int, ...], ...]:
-  count = lambda name: int((re.search(rf'{name}=(\d+)', text) or ('', 1))[1])
-  partitions = count('num_partitions')
-  if op == 'send':
-    return ()
-  if match := re.search(r'(?:replica_groups|pairs)={({.*?})}', attributes):
-    groups = _listed(match[1])
-  elif match := re.search(
-    r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', attributes
-  ):
-    shape, dims, order = (_ints(part or '') for part in match.groups())
-    numbers = np.arange(math.prod(dims)).reshape(dims)
-    groups = _rows(numbers.transpose(order or None).reshape(shape))
-  elif match := re.search(
-    r'replica_groups=mesh\[(.*?)\](, device_ids=.*?)? {(.*?)}', attributes
-  ):
-    groups = _along(*match.groups())
-  else:
-    return (tuple(range(partitions * count('replica_count'))),)
-  if (
-    'channel_id' in attributes
-    and 'use_global_device_ids=true' not in attributes
-    and op in ('all-reduce', 'all-gather', 'reduce-scatter')
-  ):
-    # The numbers are those of XLA's replicas; all their partitions take part.
-    groups = tuple(
-      tuple(
-        one * partitions + part for one in group for part in range(partitions)
+def _compiled(program: Any, *arguments: Any) -> jax.stages.Compiled:
+  return program.lower(*arguments).compile()
+
+
+def _evaluation(setup, state, axes_of, links):
+  program = evaluate.make_evaluate(setup.model, setup.placement, axes_of)
+  place = jax.NamedSharding(setup.placement.mesh, jax.P())
+  stacked = jax.eval_shape(
+    lambda: jax.tree.map(lambda *each: np.stack(each), *setup.heldout)
+  )
+  heldout = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+    stacked,
+  )
+  found = collectives(_compiled(program, *state, heldout))
+  steps, every = setup.num_steps, setup.eval_every
+  runs = steps // every + bool(steps % every)
+  return Program('evaluation', runs, 0, _rows(found, setup, links, ()))
+
+
+def _rows(found, setup, links, lengths) -> tuple[Row, ...]:
+  """Puts collectives together that are alike, those across replicas first."""
+  mesh = setup.placement.mesh
+  alike: dict[tuple, list[Collective]] = {}
+  for one in found:
+    crossed = axes(one, mesh)
+    # What blocks stands in a row of its own, and so does what spans loops.
+    spans = one.between and (any(one.between[1:]), one.between.steps)
+    dtype = '+'.join(sorted(set(one.dtypes)))
+    key = (crossed, one.carries, one.op == 'send', dtype)
+    if crossed:
+      alike.setdefault((*key, one.times(lengths), spans), []).append(one)
+  rows = []
+  for (crossed, op, is_sent, dtype, times, _), group in alike.items():
+    total = sum(_claims.payload(one, crossed, setup, links) for one in group)
+    between = [one.between for one in group if one.between is not None]
+    rows.append(
+      Row(
+        crossed,
+        op,
+        is_sent,
+        dtype,
+        len(group),
+        times,
+        round(total * times),
+        sum(one.padding for one in group) * times,
+        min(between, key=lambda each: each[1:]) if between else None,
       )
-      for group in groups
     )
-  return groups
-
-
-def _listed(text: str) -> tuple[tuple[int, ...], ...]:
-  return tuple(_ints(group) for group in re.findall(r'{(.*?)}', text))
-
-
-def _along(names: str, devices: str | None, crossed: str):
-  """Returns the groups along axes of a mesh, given in XLA's words.
-
-  An axis may be a part of one: 'x':(2)4 is the part of 4 if x is split into
-  2, 4 and the rest, the slowest first.
-  """
-  sizes = dict(re.findall(r"'?([^',=]+)'?=(\d+)", names))
-  parts: dict[str, list[tuple[int, int]]] = {}
-  for name, before, size in re.findall(
-    r"'?([^',:{}]+)'?(?::\((\d+)\)(\d+))?", crossed
-  ):
-    part = (int(before), int(size)) if size else (1, int(sizes[name]))
-    parts.setdefault(name, []).append(part)
-  # Every axis in small steps, so that each is either crossed or not.
-  shape, is_crossed = [], []
-  for name, size in sizes.items():
-    done = 1
-    for before, length in sorted(parts.get(name, [])):
-      shape += [before // done, length]
-      is_crossed += [False, True]
-      done = before * length
-    shape.append(int(size) // done)
-    is_crossed.append(False)
-  numbers = np.array(_ints(devices)) if devices else np.arange(math.prod(shape))
-  order = sorted(range(len(shape)), key=lambda axis: is_crossed[axis])
-  length = math.prod(size for size, does in zip(shape, is_crossed) if does)
-  return _rows(numbers.reshape(shape).transpose(order).reshape(-1, length))
-
-
-def _rows(numbers: np.ndarray) -> tuple[tuple[int, ...], ...]:
-  return tuple(tuple(map(int, row)) for row in numbers)
-
-
-def _ints(text: str) -> tuple[int, ...]:
-  return tuple(map(int, re.findall(r'\d+', text)))
+  inside = lambda row: not set(row.axes) & set(setup.placement.num_replicas)
+  return tuple(sorted(rows, key=lambda row: (inside(row), row.axes, row.op)))

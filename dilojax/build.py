@@ -13,6 +13,7 @@ from dilojax import _ledger
 from dilojax import _optimizer
 from dilojax import data
 from dilojax import models
+from dilojax import processes
 from dilojax import replicas
 from dilojax import transforms
 
@@ -94,9 +95,13 @@ def make(config: Config) -> Setup:
       ' `data.heldout_fraction`.'
     )
   lr = jax.jit(_optimizer.make_lr(config))
+  over_shards = lambda tx: replicas.over_shards(tx, placement)
+  tx = _optimizer.make(config, placement.axis_names, over_shards)
+  # Fragments and the like are known, and refused, once there are params.
+  jax.eval_shape(lambda: tx.init(model.init(jax.random.key(0))))
   return Setup(
     model=model,
-    tx=_optimizer.make(config, placement.axis_names),
+    tx=tx,
     lr=lambda step: float(jax.device_get(lr(step - 1))),
     dataset=dataset,
     streams=data.streams(
@@ -168,10 +173,29 @@ def check(config: Config) -> None:
       '`overlap.alpha` must be less than 1, got 1: nothing would ever reach a'
       ' replica.'
     )
-  if overlap.get('merge') == 'delta' and not overlap['delay']:
+  late_merges = ('delta', 'delay_compensated')
+  if overlap.get('merge') in late_merges and not overlap['delay']:
     raise ValueError(
-      "`overlap.merge` 'delta' has no effect with `overlap.delay` 0: choose a"
-      " delay, or 'overwrite'."
+      f'`overlap.merge` {overlap["merge"]!r} has no effect with'
+      " `overlap.delay` 0: choose a delay, or 'overwrite'."
+    )
+  if 'late' in config and overlap.get('delay'):
+    raise ValueError(
+      f'`late` {config["late"]!r} gives messages a whole round to arrive: leave'
+      f' out `overlap.delay` ({overlap["delay"]}), or `late`.'
+    )
+  sent = config.get('wire', {})
+  if sent.get('format') == 'float32' and sent['error_feedback']:
+    raise ValueError(
+      "`wire.error_feedback` has no effect with `wire.format` 'float32', which"
+      ' loses nothing: choose 0.'
+    )
+  if config.get('reduce') == 'radial_directional' and sent.get('gather') == (
+    'mean'
+  ):
+    raise ValueError(
+      "`wire.gather` must be 'messages' with `reduce` 'radial_directional',"
+      " which needs them all, got 'mean'."
     )
   is_image = config['data']['corpus'] == 'digits'
   if is_image == (config['model']['name'] == 'decoder'):
@@ -184,26 +208,56 @@ def check(config: Config) -> None:
 
 
 def num_cpu_devices(config: Config) -> int:
-  """Returns how many virtual devices a run wants if it runs on a CPU.
+  """Returns how many virtual devices a process wants if it runs on a CPU.
 
-  `mesh.num_devices`, or for 0 one a replica, up to a divisor of their number
-  that is at most `MAX_CPU_DEVICES`.
+  With one process `mesh.num_devices`, or for 0 one a replica, up to a divisor
+  of their number that is at most `MAX_CPU_DEVICES`. Several processes share
+  the devices of `mesh.num_devices`, or have for 0 up to `MAX_CPU_DEVICES` each.
+
+  Raises:
+    ValueError: If the processes cannot have equally many.
   """
   config = resolve(config)
-  mesh = config['mesh']
+  mesh, count = config['mesh'], processes.count()
   if mesh['num_devices']:
-    return mesh['num_devices']
+    if mesh['num_devices'] % count:
+      raise ValueError(
+        f'`mesh.num_devices` must be a multiple of the number of processes'
+        f' ({count}), got {mesh["num_devices"]}.'
+      )
+    return mesh['num_devices'] // count
   total = math.prod(_optimizer.num_replicas(config).values())
-  fits = [n for n in range(1, MAX_CPU_DEVICES + 1) if total % n == 0]
-  return max(fits) * max(1, mesh['fsdp']) * mesh['tensor']
+  inside = max(1, mesh['fsdp']) * mesh['tensor']
+  sizes = range(1, MAX_CPU_DEVICES + 1)
+  fits = [n for n in sizes if total % (n * count) == 0]
+  if fits:
+    return max(fits) * inside
+  if count % (total * inside) == 0:
+    return 1
+  raise ValueError(
+    f'`num_replicas` ({total}) must be a multiple of the number of processes'
+    f' ({count}), or the number of processes one of the devices that the'
+    f' replicas take together ({total * inside}): choose one of the two, or'
+    ' `mesh.num_devices`.'
+  )
 
 
 def make_placement(config: Mapping) -> replicas.Placement:
   """Lays the replicas out on the devices there are."""
   mesh = config['mesh']
-  num_devices = mesh['num_devices']
+  num_devices, count = mesh['num_devices'], processes.count()
+  if jax.process_count() != count:
+    raise ValueError(
+      f'{jax.process_count()} processes share these devices and have not been'
+      ' joined: start them with `dilojax train --distributed`.'
+    )
   if not num_devices and jax.default_backend() == 'cpu':
-    num_devices = min(num_cpu_devices(config), len(jax.devices()))
+    num_devices = min(num_cpu_devices(config) * count, len(jax.devices()))
+  if count > 1 and num_devices not in (0, len(jax.devices())):
+    raise ValueError(
+      f'`mesh.num_devices` must be 0 or the number of devices that the'
+      f' {count} processes have ({len(jax.devices())}), got {num_devices}.'
+    )
   return replicas.place(
     _optimizer.num_replicas(config),
     num_devices or None,
@@ -271,17 +325,39 @@ def describe(setup: Setup) -> list[str]:
     f' {setup.batch_size * total} over all; {steps:,} steps,'
     f' {steps / epoch:.2g} epochs.',
   ]
-  for link in links(setup):
-    schedule = link.schedule
-    over = ', '.join(link.axis_names)
-    late = f', landing {schedule.delay} steps later' * bool(schedule.delay)
+  found = links(setup)
+  for link in found:
     [does] = _ledger.advance(
       _ledger.start(1), [link], 1, steps, tokens_per_step=0, final=setup.final
     )
     lines.append(
-      f'Over {over}: every {schedule.every} steps from step'
-      f' {schedule.start + schedule.offset}{late};'
-      f' {does["synchronizations"]:,} synchronizations,'
+      f'{_said(link)}; {does["synchronizations"]:,} synchronizations,'
       f' {does["bytes_sent"]:,} bytes sent per replica.'
     )
+  if len(found) > 1:
+    lines.append(f'At most {_peak(found, steps):,} bytes sent in a step.')
   return lines
+
+
+def _said(link):
+  """Says when a link communicates, and how."""
+  schedule = link.schedule
+  name = f'{link.name}, over' if link.name else 'Over'
+  lands = f', landing {schedule.delay} steps later' * bool(schedule.delay)
+  late = ', landing a round later' * schedule.late
+  return (
+    f'{name} {", ".join(link.axis_names) or "nothing"}: {link.op} every'
+    f' {schedule.every} steps from step'
+    f' {schedule.start + schedule.offset}{lands}{late}'
+  )
+
+
+def _peak(found, num_steps):
+  """Returns the most bytes that links send in a step."""
+  period = max(link.schedule.every for link in found)
+  start = max(link.schedule.start for link in found)
+  launched = lambda step: sum(
+    link.nbytes for link in found if link.schedule.launches(step)
+  )
+  last = min(num_steps, start + 2 * period)
+  return max(map(launched, range(1, last + 1)))

@@ -28,11 +28,11 @@ import shutil
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from dilojax import processes
 from dilojax._resize import resize as resize
 
 FORMAT = 1
@@ -50,7 +50,7 @@ def save(folder: Path, step: int, state: Any, meta: dict, *, keep: int) -> None:
   """Saves `state` and `meta` as the newest checkpoint of `folder`.
 
   Returns when the checkpoint is complete, so `state` may be donated afterwards.
-  A process that dies at any moment leaves the whole checkpoint or nothing that
+  All processes of a run call it, and share the folder. One that dies leaves the whole checkpoint or nothing that
   :func:`steps` sees. The next save removes such leftovers.
 
   Args:
@@ -84,26 +84,20 @@ def save(folder: Path, step: int, state: Any, meta: dict, *, keep: int) -> None:
     'meta': _checked_meta(meta),
   }
   unfinished = folder / f'{SAVING}{step}'
-  is_first = jax.process_index() == 0
-  try:
-    if is_first:
+  with _by_all(folder, step, 'beginning'):
+    if processes.is_first():
       _remove_leftovers(folder)
       unfinished.mkdir(parents=True)
       _write_through(unfinished / MANIFEST, json.dumps(manifest, indent=1))
-    multihost_utils.sync_global_devices(f'begin {unfinished}')
+  with _by_all(folder, step, 'leaves'):
     _write_leaves(unfinished / LEAVES, leaves)
-    if is_first:
+  with _by_all(folder, step, 'end'):
+    if processes.is_first():
       _write_through(unfinished / DIGESTS, _digests(unfinished))
       unfinished.rename(folder / str(step))
       _sync(folder)
       for old in steps(folder)[:-keep]:
         _remove(folder, old)
-    multihost_utils.sync_global_devices(f'end {unfinished}')
-  except Exception as error:
-    raise ValueError(
-      f'`folder` ({folder}) must be a place to write checkpoints: step {step}'
-      f' could not be saved. {_brief(error)}'
-    ) from error
 
 
 def steps(folder: Path) -> list[int]:
@@ -167,7 +161,9 @@ def restore(folder: Path, step: int, like: Any) -> tuple[Any, dict]:
   """
   folder = _absolute(folder)
   manifest = _read_manifest(folder, step)
-  _check_files(folder, step)
+  with processes.together(f'the files of step {step}'):
+    if processes.is_first():
+      _check_files(folder, step)
   wanted = _by_path(like, 'like')
   _compare(folder / str(step), manifest['leaves'], wanted)
   _check_shardings(wanted)
@@ -246,6 +242,18 @@ def _brief(error):
 
 
 @contextlib.contextmanager
+def _by_all(folder, step, part) -> Generator[None]:
+  with processes.together(f'the {part} of the checkpoint of step {step}'):
+    try:
+      yield
+    except Exception as error:
+      raise ValueError(
+        f'`folder` ({folder}) must be a place to write checkpoints: step {step}'
+        f' could not be saved. {_brief(error)}'
+      ) from error
+
+
+@contextlib.contextmanager
 def _orbax() -> Generator[None]:
   context = ocp.Context()
   saving = context.array.saving
@@ -276,7 +284,7 @@ def _stored(leaves):
 
 def _write_leaves(folder, leaves):
   stored: Any = _stored(leaves)
-  if jax.process_count() == 1:
+  if processes.count() == 1:
     # Per leaf, orbax takes half as long for a NumPy array.
     stored = jax.device_get(stored)
   if stored:
@@ -311,7 +319,7 @@ def _placed(loaded, leaf):
   sharding = _sharding(leaf)
   if loaded is None:
     loaded = np.zeros(leaf.shape, leaf.dtype)
-    loaded = loaded if sharding is None else jax.device_put(loaded, sharding)
+    loaded = loaded if sharding is None else processes.put(loaded, sharding)
   if sharding is None or not getattr(leaf, 'weak_type', False):
     return loaded
   # Whether a dtype is weak changes results, and orbax does not keep it. Public

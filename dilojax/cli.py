@@ -3,7 +3,10 @@
 import argparse
 from collections.abc import Sequence
 import contextlib
+import json
+import os
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -16,6 +19,18 @@ Trains, or goes on with the training in a folder.
 
 Any field of the config can be overridden: --config.outer.lr=0.7. A field keeps
 its type; a Python dict replaces a group; null removes a field.
+"""
+
+_AUDIT = """\
+Compiles the programs of a run for a target, and tabulates their collectives.
+
+Nothing is computed, and TPUs need not be there (pip install dilojax[tpu-aot]).
+For every operation: the axes of the mesh that it crosses, its number in the
+program, how often each runs, the bytes of a replica, and the least that is
+scheduled between its start and its end. The bytes across replicas are compared
+with the ledger of the run. Fields are overridden as for train.
+
+Exit status: 0 if they agree, 1 if not, 2 for input that cannot be.
 """
 
 
@@ -32,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = _parser()
   args, rest = parser.parse_known_args(argv)
   try:
-    if args.command == 'train':
+    if args.command in ('train', 'audit'):
       args.overrides = _overrides(rest)
     elif rest:
       raise ValueError(f'unknown arguments: {" ".join(rest)}.')
@@ -82,7 +97,32 @@ def _parser():
   train.add_argument(
     '--wandb', metavar='PROJECT', help='log to Weights & Biases as well'
   )
+  train.add_argument(
+    '--distributed',
+    action='store_true',
+    help='be one of several processes, as SLURM or a TPU pod says',
+  )
   train.set_defaults(run=_train)
+
+  audit = commands.add_parser(
+    'audit',
+    help='compile what a run would run, and say what it communicates',
+    description=_AUDIT,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  audit.add_argument(
+    '--config', required=True, metavar='FILE', help='a Python file of configs/'
+  )
+  audit.add_argument(
+    '--target',
+    required=True,
+    help='cpu:8, gpu:2, tpu:v5e:4x4, or tpu:v5e:2x2x4 for four slices of 2x2',
+  )
+  audit.add_argument(
+    '--json', action='store_true', help='print JSON instead of a table'
+  )
+  audit.set_defaults(run=_audit)
 
   plot = commands.add_parser(
     'plot',
@@ -140,36 +180,58 @@ def _overrides(rest):
 
 
 def _train(args):
+  from dilojax import join
+  from dilojax import processes
+
+  found = join.address(os.environ, detect=args.distributed)
+  is_first = True
+  try:
+    with join.joined(found) as index:
+      is_first = index == 0
+      return _train_here(args, is_first)
+  except processes.Agreed:
+    if is_first:
+      raise
+    return 2  # The first says what is wrong, and all have ended.
+
+
+def _train_here(args, is_first):
   import jax
 
   from dilojax import _overrides as overrides_lib
   from dilojax import build
   from dilojax import metrics
+  from dilojax import processes
   from dilojax import table
   from dilojax import train
   from dilojax import workdir
 
   clock = lambda: time.monotonic() - _BEGAN
   timing = {'imports': clock()}
-  config = overrides_lib.load(args.config, args.overrides)
-  build.check(config)
-  # Once devices are in use, as in a notebook, their number stands.
-  with contextlib.suppress(RuntimeError):
-    jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
-  setup = build.make(config)
-  timing['corpus'] = clock()
-  notify = lambda text: print(text, file=sys.stderr, flush=True)
+  notify = lambda text: is_first and print(text, file=sys.stderr, flush=True)
+  with processes.together('the config'):
+    config = overrides_lib.load(args.config, args.overrides)
+    build.check(config)
+    # Once devices are in use, as in a notebook, their number stands.
+    with contextlib.suppress(RuntimeError):
+      jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
+    resolved = build.resolve(config)
+    changes = [name for name in args.change.split(',') if name]
+    if args.tensorboard:
+      metrics.import_extra('tensorboardX', 'tensorboard')
+    if args.wandb:
+      metrics.import_extra('wandb', 'wandb')
+  processes.same('config', resolved)
+  with processes.together('the corpus'):
+    setup = build.make(config)
+    timing['corpus'] = clock()
+  processes.same('corpus', setup.dataset.fingerprint)
   for line in build.describe(setup):
     notify(line)
-  resolved = build.resolve(config)
-  changes = [name for name in args.change.split(',') if name]
   if args.dry_run:
-    workdir.check(args.workdir, resolved, changes=changes)
+    with processes.together('the check of the folder'):
+      workdir.check(args.workdir, resolved, changes=changes)
     return 0
-  if args.tensorboard:
-    metrics.import_extra('tensorboardX', 'tensorboard')
-  if args.wandb:
-    metrics.import_extra('wandb', 'wandb')
   with workdir.opened(args.workdir, resolved, changes=changes) as folder:
 
     def sink(step):
@@ -205,7 +267,6 @@ def _train(args):
         notify=notify,
         clock=clock,
         timing=timing,
-        is_changed=bool(changes),
       )
     except train.NonFiniteError as error:
       notify(f'dilojax: error: {error}')
@@ -213,8 +274,39 @@ def _train(args):
     except train.Interrupted as error:
       notify(f'dilojax: {error}')
       return 130
-  print(table.markdown(table.rows([folder])))
+  if is_first:
+    print(table.markdown(table.rows([folder])))
   return 0
+
+
+def _audit(args):
+  from dilojax import _targets
+
+  target = _targets.parse(args.target)
+  _targets.check_extra(target)
+  environment = {**os.environ, **_targets.environment(target)}
+  if environment != dict(os.environ):
+    # In a process of its own: before jax is imported, and alone with libtpu.
+    command = [sys.executable, '-m', 'dilojax.cli', 'audit']
+    command += [f'--config={args.config}', f'--target={args.target}']
+    command += ['--json'] * args.json
+    command += [f'--config.{name}={text}' for name, text in args.overrides]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+  from dilojax import _overrides as overrides_lib
+  from dilojax import audit
+  from dilojax import build
+
+  config = overrides_lib.load(args.config, args.overrides)
+  build.check(config)
+  devices = _targets.devices(target, build.num_cpu_devices(config))
+  notify = lambda text: print(text, file=sys.stderr, flush=True)
+  report = audit.audit(config, devices, notify=notify)
+  if args.json:
+    print(json.dumps({'target': args.target, **audit.as_json(report)}))
+  else:
+    print(audit.table(report))
+  return 0 if report.agrees else 1
 
 
 def _plot(args):

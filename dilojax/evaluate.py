@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilojax import models
+from dilojax import processes
 from dilojax import replicas
 from dilojax import transforms
 
@@ -27,7 +28,8 @@ def make_evaluate(
     Jitted function of params, optimizer state and batches, stacked in a
     leading axis, that returns metrics of `'anchor'` and `'mean'`, one value
     each, and of `'replica'`, one per replica. Without an anchor, as in data
-    parallelism, the replicas' mean serves as one.
+    parallelism, the replicas' mean serves as one; where each replica has an
+    anchor of its own, as under gossip, the mean of these.
   """
   mean_over = transforms.mean_over(placement.axis_names())
 
@@ -38,6 +40,8 @@ def make_evaluate(
   def evaluate(params, opt_state, batches):
     mean, _ = mean_over.update(params, mean_over.init(params))
     anchor = transforms.anchor_of(opt_state, mean)
+    if transforms.has_private_anchor(opt_state):
+      anchor, _ = mean_over.update(anchor, mean_over.init(anchor))
     return {
       'anchor': of(anchor, batches),
       'mean': of(mean, batches),
@@ -55,7 +59,7 @@ def stack(
 ) -> dict[str, jax.Array]:
   """Stacks held-out batches and puts them on all devices."""
   stacked = jax.tree.map(lambda *each: np.stack(each), *batches)
-  return jax.device_put(stacked, jax.NamedSharding(placement.mesh, jax.P()))
+  return processes.put(stacked, jax.NamedSharding(placement.mesh, jax.P()))
 
 
 def record(
@@ -71,7 +75,7 @@ def record(
     Values such as `eval/anchor/loss`, in nats per token, and
     `eval/anchor/bits_per_byte`.
   """
-  metrics = jax.device_get(metrics)
+  metrics, _ = processes.fetch(metrics, 'the end of an evaluation')
   each = metrics.pop('replica')
   count = next(iter(each.values())).size
   for k in range(count):

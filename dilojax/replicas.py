@@ -6,12 +6,17 @@ with several replica axes, a frozenset of the axes along which it differs. A
 value that differs along n axes has n leading axes, in the order of the axes.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
 import jax
+from jax.experimental import mesh_utils
 import jax.numpy as jnp
+import optax
+
+from dilojax import transforms
 
 AXIS = 'replica'
 FSDP = 'fsdp'
@@ -67,11 +72,14 @@ def place(
   *,
   fsdp: int | None = None,
   tensor: int = 1,
+  devices: Sequence[jax.Device] | None = None,
 ) -> Placement:
   """Lays replicas out on devices.
 
   With more replicas than devices, each device holds several. With more
-  devices than replicas, a replica is sharded over several.
+  devices than replicas, a replica is sharded over several. Slices of TPUs, that
+  a data-centre network joins, lie along the outermost axes, and a replica
+  within one of them.
 
   Args:
     num_replicas: Number of replicas K, or numbers by axis, outermost first.
@@ -79,6 +87,7 @@ def place(
     fsdp: Devices over which a replica's params are sharded; by default all
       that `tensor` and the replicas leave.
     tensor: Devices over which the second axis of its params is sharded.
+    devices: Devices to choose from; by default all that there are.
 
   Returns:
     The placement.
@@ -92,7 +101,7 @@ def place(
   """
   if isinstance(num_replicas, int):
     num_replicas = {AXIS: num_replicas}
-  devices = jax.devices()
+  devices = list(jax.devices() if devices is None else devices)
   num_devices = len(devices) if num_devices is None else num_devices
   if not 1 <= num_devices <= len(devices):
     raise ValueError(
@@ -119,10 +128,29 @@ def place(
   names = (*num_replicas, FSDP, TENSOR)
   # Auto, so that the compiler lays out what happens inside a replica.
   auto = (jax.sharding.AxisType.Auto,) * len(names)
-  mesh = jax.make_mesh(
-    (*shape, fsdp or 1, tensor), names, auto, devices=devices[:num_devices]
+  sizes = (*shape, fsdp or 1, tensor)
+  chosen = devices[:num_devices]
+  counts = collections.Counter(slice_of(device) for device in chosen)
+  if len(counts) == 1:
+    mesh = jax.make_mesh(sizes, names, auto, devices=chosen)
+    return Placement(mesh, dict(num_replicas))
+  among = _divide(dict(zip(num_replicas, shape)), len(counts))
+  if among is None or len(set(counts.values())) > 1:
+    raise ValueError(
+      f'`num_replicas` ({total}) must be a multiple of the number of slices'
+      f' ({len(counts)}), of {sorted(counts.values())} devices, and slices must'
+      ' be alike: a replica lies within one.'
+    )
+  within = [size // part for size, part in zip(shape, among)]
+  stacked = mesh_utils.create_hybrid_device_mesh(
+    (*within, fsdp or 1, tensor), (*among, 1, 1), chosen
   )
-  return Placement(mesh, dict(num_replicas))
+  return Placement(jax.sharding.Mesh(stacked, names, auto), dict(num_replicas))
+
+
+def slice_of(device: jax.Device) -> int:
+  """Returns the number of the slice of TPUs that a device is in, or 0."""
+  return getattr(device, 'slice_index', None) or 0
 
 
 def over_replicas(
@@ -259,6 +287,104 @@ def varying(placement: Placement, axes_along: Callable[[str], Any]) -> Any:
   return jax.tree.map(join, *answers, is_leaf=lambda axis: axis is None)
 
 
+def over_shards(tx: Any, placement: Placement) -> Any:
+  """Runs a link shard by shard where a replica is spread over devices.
+
+  Blocks of a message then lie within shards: nothing is gathered inside a
+  replica to encode or decode it, and each device sends its own shard. For
+  links that treat entries or blocks alike, such as :func:`dilojax.encode` and
+  a mean of messages, not for those that look at whole leaves.
+
+  Args:
+    tx: A transformation or a :class:`dilojax.Reduction`, whose `update` gets
+      params of the updates' structure.
+    placement: Where the replicas are.
+
+  Returns:
+    The same kind of thing, to be used inside :func:`over_replicas`.
+  """
+  mesh = placement.mesh
+  if mesh.shape[FSDP] * mesh.shape[TENSOR] == 1:
+    return tx
+
+  def cut(tree, params):
+    """Returns specs: messages are cut along their rows, the rest as params."""
+    is_encoded = lambda node: isinstance(node, transforms.Encoded)
+    if any(map(is_encoded, jax.tree.leaves(tree, is_leaf=is_encoded))):
+      return rows(params)
+    return whole(tree)
+
+  def whole(tree):
+    spec = lambda leaf: jax.P(*_inner_spec(jnp.shape(leaf), mesh))
+    return jax.tree.map(spec, tree)
+
+  def rows(params):
+    return jax.tree.map(lambda leaf: jax.P(_shards(leaf, mesh)), params)
+
+  def groups(params):
+    """Groups leaves as :func:`dilojax.mean_over` does, shard by shard."""
+    found: dict[Any, list[Any]] = {}
+    for leaf in jax.tree.leaves(params):
+      found.setdefault(frozenset(_shards(leaf, mesh)), []).append(leaf)
+    return list(found.values())
+
+  def met_specs(params):
+    return tuple(jax.P(_shards(group[0], mesh)) for group in groups(params))
+
+  def over(fn, in_specs, out_specs):
+    return jax.shard_map(
+      fn,
+      axis_names={FSDP, TENSOR},
+      in_specs=in_specs,
+      out_specs=out_specs,
+    )
+
+  def step(fn, out_specs):
+    """Wraps a step that takes and returns a state."""
+
+    def update_fn(updates, state, params, **extra_args):
+      body = lambda updates, state, params, extra_args: fn(
+        updates, state, params, **extra_args
+      )
+      args = (updates, state, params, extra_args)
+      in_specs = (cut(updates, params), *map(whole, args[1:]))
+      outs = (out_specs(state)(params), whole(state))
+      return over(body, in_specs, outs)(*args)
+
+    return update_fn
+
+  if not isinstance(tx, transforms.Reduction):
+    encodes = lambda state: transforms.codec_of(state) is not None
+    out_specs = lambda state: rows if encodes(state) else whole
+    update = optax.with_extra_args_support(tx).update
+    return optax.GradientTransformationExtraArgs(
+      tx.init, step(update, out_specs)
+    )
+  update = step(tx.update, lambda state: whole)
+  if tx.meet is None:
+    return transforms.Reduction(tx.init, update)
+
+  def share(met, params):
+    specs = (met_specs(params), whole(params))
+    return over(tx.share, specs, whole(params))(met, params)
+
+  def place(params, *states):
+    # As many rows as all shards have together.
+    places = []
+    for group in groups(params):
+      local = list(map(_shard_like(mesh), group))
+      of_shard = jax.eval_shape(lambda local: tx.place(local, *states), local)
+      count = math.prod(mesh.shape[name] for name in _shards(group[0], mesh))
+      zeros = lambda leaf, count=count: jnp.zeros(
+        (count * leaf.shape[0], *leaf.shape[1:]), leaf.dtype
+      )
+      places += jax.tree.map(zeros, of_shard or ())
+    return tuple(places)
+
+  meet = step(tx.meet, lambda state: met_specs)
+  return transforms.Reduction(tx.init, update, meet, share, place)
+
+
 def _divide(num_replicas, slots):
   """Splits device slots among the replica axes, outermost first."""
   shape = []
@@ -292,6 +418,24 @@ def _inner_spec(shape, mesh):
     if size > 1 and free:
       spec[max(free, key=lambda number: shape[number])] = name
   return spec
+
+
+def _shards(leaf, mesh):
+  """Returns the names of the axes over which a leaf is cut, in order."""
+  spec = _inner_spec(jnp.shape(leaf), mesh)
+  return tuple(name for name in spec if name is not None)
+
+
+def _shard_like(mesh):
+  """Returns a function from a leaf to the abstract form of its shard."""
+
+  def of(leaf):
+    spec = _inner_spec(leaf.shape, mesh)
+    cut = lambda length, name: length // (mesh.shape[name] if name else 1)
+    shape = tuple(map(cut, leaf.shape, spec))
+    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+  return of
 
 
 def _map_axes(fn, axes, replica_axes, *trees):

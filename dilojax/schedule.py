@@ -20,6 +20,10 @@ class Schedule:
     delay: Number of inner steps from a launch to its landing.
     start: Step in which the anchor is taken. Nothing is launched until then.
     stop: Last step with a launch, or None.
+    relay: Number of inner steps from a launch to the second of two
+      collectives; 0 if one will do.
+    late: Whether a landing is with what arrived in the round before, so that
+      messages have a whole round to arrive in.
 
   Examples:
     >>> schedule = Schedule(every=5, offset=2, delay=1)
@@ -34,6 +38,8 @@ class Schedule:
   delay: int = 0
   start: int = 0
   stop: int | None = None
+  relay: int = 0
+  late: bool = False
 
   def launches(self, step):
     """Tells whether messages leave after this step."""
@@ -44,6 +50,10 @@ class Schedule:
   def lands(self, step):
     """Tells whether the replica lands on what was launched."""
     return self.launches(step - self.delay)
+
+  def relays(self, step):
+    """Tells whether means leave their owners after this step."""
+    return self.launches(step - self.relay) & (self.relay > 0)
 
   def starts(self, step):
     """Tells whether the first anchor is taken after this step."""
@@ -71,6 +81,7 @@ class Schedule:
     happens = (
       ('start', self.starts(step)),
       ('launch', self.launches(step)),
+      ('relay', self.relays(step)),
       ('land', self.lands(step)),
     )
     return tuple(name for name, does in happens if does)
@@ -83,15 +94,19 @@ class Schedule:
       overwrites: Whether a landing leaves nothing of the replica's own params.
 
     Returns:
-      `'start'`: the anchor is taken. `'land'`: what is in flight lands.
-      `'meet'`: a launch that lands at once.
+      `'start'`: the anchor is taken. `'relay'` and `'land'`: what is in flight
+      goes on, and lands. `'meet'`: a launch that lands at once.
     """
     if self.start and step <= self.start:
       return ('start',)
-    if not self.in_flight(step - 1):
-      return ('meet',)
+    ages = (age for age in range(self.delay) if self.launches(step - 1 - age))
+    age = next(ages, None)
+    if age is None:
+      # One more takes in what would arrive in the next round.
+      return ('meet', 'meet') if self.late else ('meet',)
+    relay = ('relay',) if age < self.relay else ()
     # After an overwrite nothing is left to send.
-    return ('land',) if overwrites else ('land', 'meet')
+    return (*relay, 'land') if overwrites else (*relay, 'land', 'meet')
 
 
 class Run(NamedTuple):
@@ -119,8 +134,9 @@ def segments(
   """Cuts the steps from `first` to `last` into programs.
 
   A segment ends where the host wants the state, where the last message in
-  flight has landed, or after `max_steps`. Launch, delayed steps and landing
-  thus stand in one program whenever they fit.
+  flight has landed, before a launch that has a round to arrive in, or after
+  `max_steps`. Launch, delayed steps and landing thus stand in one program
+  whenever they fit.
 
   Args:
     schedules: One per link.
@@ -139,8 +155,11 @@ def segments(
   def ends(step, num_steps):
     if step == last or is_stop(step) or num_steps == max_steps:
       return True
+    if any(s.late and s.launches(step + 1) for s in schedules):
+      return True
     settles = any(kinds(step)) and kinds(step + 1) != kinds(step)
-    return settles and not any(s.in_flight(step) for s in schedules)
+    flies = lambda s: s.in_flight(step) or (s.late and s.launches(step))
+    return settles and not any(map(flies, schedules))
 
   segment: list[int] = []
   for step in range(first, last + 1):

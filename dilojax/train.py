@@ -5,7 +5,6 @@ import pathlib
 import types
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from dilojax import _ledger
@@ -18,6 +17,7 @@ from dilojax import checkpoint
 from dilojax import data
 from dilojax import evaluate
 from dilojax import metrics
+from dilojax import processes
 from dilojax import transforms
 from dilojax import workdir
 from dilojax._records import NonFiniteError as NonFiniteError
@@ -110,15 +110,19 @@ def advance(
     segment = next(plan, None)
     return segment and (segment, _segment.batches(setup, segment))
 
-  waiting = None
+  waiting, told = None, [False]
+  # Several processes stop after the same segment: what one of them wants, all
+  # know from the moment at which they read what the segments before wrote.
+  is_over = is_cancelled if processes.count() == 1 else lambda: any(told)
   with data.prefetch(prepare, 0) as prepared:
-    while not is_cancelled() and (item := next(prepared)):
+    while not is_over() and (item := next(prepared)):
       segment, batches = item
       params, opt_state, written = programs.segment(segment)(
         position.params, position.opt_state, batches, _segment.lengths(segment)
       )
       if waiting:
-        yield _read(*waiting)
+        read, told = _read(waiting, is_cancelled)
+        yield read
       ledger = _ledger.advance(
         position.ledger,
         programs.links,
@@ -136,10 +140,12 @@ def advance(
       )
       waiting = (position, written, segment.num_steps)
       if is_stop(segment.last):
-        yield _read(*waiting)
+        read, told = _read(waiting, is_cancelled)
+        yield read
         waiting = None
   if waiting:
-    yield _read(*waiting)
+    read, told = _read(waiting, is_cancelled)
+    yield read
 
 
 def train(
@@ -150,9 +156,10 @@ def train(
   notify: Callable[[str], None],
   clock: Callable[[], float],
   timing: Mapping[str, float] = types.MappingProxyType({}),
-  is_changed: bool = False,
 ) -> dict[str, Any]:
   """Trains, or goes on with the training in a folder, to the end.
+
+  Every process of a run calls it, with the same setup; the first keeps records.
 
   Args:
     setup: The run.
@@ -161,7 +168,6 @@ def train(
     notify: Takes what a person should know.
     clock: Returns the seconds since the command was given.
     timing: What `clock` returned at earlier events, for the summary.
-    is_changed: Whether the config differs from the one in the folder so far.
 
   Returns:
     The summary, which is also written to the folder.
@@ -174,22 +180,28 @@ def train(
   """
   programs = make_programs(setup)
   checkpoints = folder / workdir.CHECKPOINTS
-  _check_checkpoints(folder, setup)
-  position = _newest(setup, programs, checkpoints, setup.num_steps)
+  processes.check_sums(setup.placement.mesh)
+  with processes.together('the checkpoints'):
+    _check_checkpoints(folder, setup)
+  processes.same('checkpoints', checkpoint.steps(checkpoints))
+  with processes.together('the restoring of the state'):
+    position = _newest(setup, programs, checkpoints, setup.num_steps)
   finished = folder / workdir.SUMMARY
-  if position.step == setup.num_steps and finished.exists():
-    if is_changed:
-      raise ValueError(
-        f'`change` has no effect: the run in {str(folder)!r} has finished.'
-        ' Raise `num_steps` to go on with it, or choose another folder.'
-      )
+  if position.step == setup.num_steps and (
+    processes.from_first(finished.exists, 'a look for the summary')
+  ):
     notify(f'The run in {str(folder)!r} has finished.')
-    return workdir.read_json(finished)
-  finished.unlink(missing_ok=True)
+    return processes.from_first(
+      lambda: workdir.read_json(finished), 'the reading of the summary'
+    )
   if position.step:
     notify(f'Continues from step {position.step} in {str(folder)!r}.')
   timing = {**timing, 'state': clock()}
-  records = sink(position.step)
+  records = metrics.tee()
+  with processes.together('the beginning of the records'):
+    if processes.is_first():
+      finished.unlink(missing_ok=True)
+      records = sink(position.step)
   try:
     position = _run(
       setup, programs, position, checkpoints, records, timing, clock
@@ -208,9 +220,13 @@ def train(
       if position.step
       else 'Stopped before the first step. The same command starts it.'
     )
-  summary = _records.summary(setup, programs, position, folder, timing)
-  workdir.write_json(folder / workdir.SUMMARY, summary)
-  return summary
+
+  def summarize():
+    summary = _records.summary(setup, programs, position, folder, timing)
+    workdir.write_json(finished, summary)
+    return summary
+
+  return processes.from_first(summarize, 'the writing of the summary')
 
 
 def _run(setup, programs, position, checkpoints, records, timing, clock):
@@ -325,8 +341,11 @@ def _advice(step, folder):
   )
 
 
-def _read(position, written, num_steps):
-  """Waits for a segment, and returns what it wrote."""
-  losses, norms = jax.device_get(written)
+def _read(waiting, is_cancelled):
+  """Waits for a segment; returns what it wrote, and which processes stop."""
+  position, written, num_steps = waiting
+  (losses, norms), told = processes.fetch(
+    written, f'the end of step {position.step}', is_cancelled()
+  )
   flat = lambda leaf: leaf.reshape(-1, leaf.shape[-1])[:, :num_steps]
-  return position, np.stack([flat(losses), flat(norms)])
+  return (position, np.stack([flat(losses), flat(norms)])), told

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 
 from dilojax import _fields
+from dilojax import checkpoint
+from dilojax import processes
 
 CONFIG = 'config.json'
 ENVIRONMENT = 'environment.json'
@@ -35,10 +37,11 @@ def opened(
   *,
   changes: Sequence[str] = (),
 ) -> Generator[pathlib.Path]:
-  """Opens the folder of a run, for this process alone.
+  """Opens the folder of a run, for the processes of this run alone.
 
   A new or empty folder becomes the run's, and its config is written. A folder
   with the same config is gone on with. What is refused is left as it was.
+  Several processes share the folder, and the first of them writes.
 
   Args:
     folder: The folder.
@@ -54,25 +57,22 @@ def opened(
     ValueError: If the folder is not writable, belongs to another config or to
       something else, or is in use, or if `changes` names no field.
   """
-  path = pathlib.Path(folder)
-  check(path, config, changes=changes)
-  try:
-    path.mkdir(parents=True, exist_ok=True)
-    lock = open(path / LOCK, 'a')
-  except OSError as error:
-    raise _not_writable(path, error) from error
-  with lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      raise ValueError(
-        f'`workdir` {str(path)!r} is in use by another process: wait for it,'
-        ' or choose another folder.'
-      ) from None
-    # Once more: until the lock was ours, another process may have written.
-    old = check(path, config, changes=changes)
-    if old != config:
-      write_json(path / CONFIG, config)
+  path, old = pathlib.Path(folder), None
+  with contextlib.ExitStack() as stack:
+    with processes.together('the opening of the folder'):
+      if processes.is_first():
+        check(path, config, changes=changes)
+        stack.enter_context(_locked(path))
+        # Once more: until the lock was ours, another process may have written.
+        old = check(path, config, changes=changes)
+        if old != config:
+          write_json(path / CONFIG, config)
+    with processes.together('a look into the folder'):
+      if not processes.is_first() and _config_in(path) != config:
+        raise ValueError(
+          f'`workdir` {str(path)!r} must be on a file system that all processes'
+          ' share: what process 0 wrote there is not to be seen here.'
+        )
     try:
       yield path
     except ValueError:
@@ -111,7 +111,7 @@ def check(
       f'`workdir` {str(path)!r} is not empty and holds no run:'
       f' {", ".join(foreign[:5])}. Choose another folder.'
     )
-  config_there = _read_config(path / CONFIG) if foreign else None
+  config_there = _config_in(path) if foreign else None
   old = new if config_there is None else _fields.flatten(config_there)
   for name in changes:
     if name not in old.keys() | new.keys():
@@ -128,6 +128,11 @@ def check(
       f'`workdir` {str(path)!r} holds a run with another config: {shown}.'
       ' Choose another folder, or allow a change of this run with'
       f' --change={",".join(refused)}.'
+    )
+  if changes and _has_finished(path, config):
+    raise ValueError(
+      f'`change` has no effect: the run in {str(path)!r} has finished. Raise'
+      ' `num_steps` to go on with it, or choose another folder.'
     )
   return config_there
 
@@ -151,6 +156,31 @@ def read_json(path: pathlib.Path) -> Any:
     raise ValueError(f'{str(path)!r} cannot be read: {error}.') from error
 
 
+@contextlib.contextmanager
+def _locked(path):
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    lock = open(path / LOCK, 'a')
+  except OSError as error:
+    raise _not_writable(path, error) from error
+  with lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise ValueError(
+        f'`workdir` {str(path)!r} is in use by another process: wait for it,'
+        ' or choose another folder.'
+      ) from None
+    yield
+
+
+def _has_finished(path, config):
+  """Tells whether a run has taken all the steps of a config."""
+  steps = checkpoint.steps(path / CHECKPOINTS)
+  is_there = (path / SUMMARY).exists()
+  return bool(is_there and steps and steps[-1] == config.get('num_steps'))
+
+
 def environment() -> dict[str, Any]:
   """Returns what a run ran with: versions, devices, commit."""
   devices = jax.devices()
@@ -164,6 +194,7 @@ def environment() -> dict[str, Any]:
     'platform': devices[0].platform,
     'device_kind': devices[0].device_kind,
     'num_devices': len(devices),
+    'num_processes': processes.count(),
     **_commit(),
   }
 
@@ -187,7 +218,8 @@ def _commit() -> dict[str, Any]:
   return {'commit': commit, 'clean': clean}
 
 
-def _read_config(path):
+def _config_in(path):
+  path /= CONFIG
   config = read_json(path)
   if not isinstance(config, dict):
     raise ValueError(

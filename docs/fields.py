@@ -40,6 +40,36 @@ MEANINGS = {
   ' `every`',
   'overlap.merge': 'how a new anchor enters a replica',
   'overlap.alpha': "weight of the replica's own params",
+  'overlap.strength': 'weight of the term of second order',
+  'late': 'whether landings are with what arrived in the round before: the'
+  " others' share (`eager`), or all (`delayed`)",
+  'reduce': 'how pseudo-gradients are averaged, if not plainly',
+  'drop': "probability that a replica's pseudo-gradient is lost in a round",
+  'prune': 'share of the entries of a pseudo-gradient that are not sent, by'
+  ' size and sign',
+  'fragments.by': 'how params are split into fragments that take turns',
+  'fragments.layers_per_fragment': 'layers that are synchronized together',
+  'fragments.order': 'which layers: every n-th, or neighbours',
+  'fragments.outside': 'where embeddings, last norm and head go',
+  'fragments.num_fragments': 'number of fragments of about equal bytes',
+  'wire.format': 'how pseudo-gradients travel',
+  'wire.block_size': 'values that share a scale, or of which some are chosen',
+  'wire.rounding': 'how values are rounded',
+  'wire.bits': 'bits per value',
+  'wire.fraction': 'share of the values of a block that is sent',
+  'wire.values': 'format of the values that are sent',
+  'wire.error_feedback': 'decay of what was not sent and is kept for the next'
+  ' message; 0 to forget it',
+  'wire.gather': 'what all replicas are sent: the mean, or every message',
+  'wire.result': "format of the mean: the messages', or a wider one",
+  'subset.fraction': 'share of the entries of each leaf that is averaged after'
+  ' each inner step',
+  'subset.pattern': 'how these entries are drawn',
+  'fraction': 'share of the entries of each leaf that is averaged in a round',
+  'delay': 'inner steps from a launch to its landing',
+  'gossip.lr': 'outer learning rate, per synchronization',
+  'gossip.momentum': 'outer momentum, per synchronization',
+  'gossip.pull': "pull of a replica's anchor to the mean of the pair's",
   'levels.NAME.axis': 'name of the axis of replicas that this level adds, such'
   ' as `host`',
   'levels.NAME.num_replicas': 'replicas along this axis, within one index of'
@@ -128,12 +158,25 @@ def write() -> None:
 
 def _sections() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
   methods = {name: {'method': name} for name in _choices({}, 'method')}
+  methods['diloco'] |= dict.fromkeys(_fields.OPTIONS)
   yield 'Run and method', _rows('', methods)
   yield 'outer', _rows('outer', _variants('outer', 'name', method='diloco'))
   yield (
     'overlap',
     _rows('overlap', _variants('overlap', 'merge', method='diloco')),
   )
+  fragments = _variants('fragments', 'by', method='diloco')
+  yield 'fragments', _rows('fragments', fragments)
+  yield (
+    'wire',
+    _rows(
+      'wire',
+      _variants('wire', 'format', method='diloco'),
+      _variants('wire', 'gather', method='diloco'),
+    ),
+  )
+  yield 'subset', _rows('subset', {'sparta': {'method': 'sparta'}})
+  yield 'gossip', _rows('gossip', {'noloco': {'method': 'noloco'}})
   level = {'method': 'hierarchical', 'levels': {'NAME': {}}}
   yield 'levels', _rows('levels.NAME', {'hierarchical': level})
   yield (

@@ -1,6 +1,6 @@
 """What the replicas share, told by the states of the links."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -9,12 +9,28 @@ import jax.numpy as jnp
 import optax
 
 from dilojax import schedule as schedule_lib
+from dilojax import wire
 
 # What a field of a state is; each class of ours has these in `SHARING`.
 EVERYWHERE = 'everywhere'  # One value for all replicas.
 REDUCED = 'reduced'  # One value along the axes that `reduce` averages over.
 PRIVATE = 'private'  # One value for each replica.
 NESTED = 'nested'  # A state that tells by itself.
+
+
+class Traffic(NamedTuple):
+  """What a replica sends and gets in a reduction.
+
+  Attributes:
+    op: The collective that moves the message, in XLA's words.
+    nbytes: Bytes of the message.
+    result_nbytes: Bytes of the mean that comes back in a second collective,
+      or 0.
+  """
+
+  op: str
+  nbytes: int
+  result_nbytes: int = 0
 
 
 @jax.tree_util.register_static
@@ -36,11 +52,37 @@ class Plan:
 class SharedOver:
   """Says that what a link returns agrees along some axes. Has no leaves.
 
+  Any static object with these members serves as well.
+
   Attributes:
     names: Names of the mapped axes.
   """
 
   names: tuple[str, ...]
+
+  def traffic(self, leaves: Sequence[Any], codec: wire.Codec | None) -> Traffic:
+    """Counts what a replica sends, given abstract leaves and their format."""
+    size = lambda codec: sum(codec.nbytes(leaf.shape) for leaf in leaves)
+    sent = nbytes(leaves) if codec is None else size(codec)
+    return Traffic('all-reduce', sent)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Varies:
+  """Says that what a link returns differs between replicas. Has no leaves."""
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class WireForm:
+  """Says in which format the messages of a link travel. Has no leaves.
+
+  Attributes:
+    codec: The format.
+  """
+
+  codec: wire.Codec
 
 
 class Link(NamedTuple):
@@ -51,13 +93,22 @@ class Link(NamedTuple):
     axis_names: Over which axes; empty if unknown.
     nbytes: Bytes of the message that a replica sends each time.
     overwrites: Whether a landing leaves nothing of the replica's own params.
-      None for a link without an anchor.
+      None for a link of updates, which nothing lands of.
+    result_nbytes: Bytes of the mean that comes back, where it has a format of
+      its own; else 0.
+    op: The collective that moves the message, in XLA's words.
+    is_anchored: Whether it has an anchor.
+    name: Name of the fragment, or of another part of a partition; else empty.
   """
 
   schedule: schedule_lib.Schedule
   axis_names: tuple[str, ...]
   nbytes: int
   overwrites: bool | None
+  result_nbytes: int = 0
+  op: str = 'all-reduce'
+  is_anchored: bool = False
+  name: str = ''
 
 
 def replica_axes(state: optax.OptState, axis_name: str | None = None) -> Any:
@@ -93,17 +144,25 @@ def replica_axes(state: optax.OptState, axis_name: str | None = None) -> Any:
       'The links of this optimizer average over different axes,'
       f' {sorted(named)}: say which one `axis_name` asks about.'
     )
+  axes = lambda node: _axes(node, axis_name, 0)
+  return jax.tree.map(axes, state, is_leaf=_is_link)
+
+
+def _axes(state, axis_name, default):
+  """Answers for the links in a state; the rest is as `default` says."""
+  if not any(map(_is_link, jax.tree.leaves(state, is_leaf=_is_link))):
+    return default
 
   def axes(node):
     if not _is_link(node):
-      return 0
-    names = _names(node)
-    agrees = axis_name is None or not names or axis_name in names
+      return default
+    agrees = axis_name in (None, *(_names(node) or (axis_name,)))
+    shared = None if agrees and not _varies(node) else 0
     answers = {
       EVERYWHERE: lambda _: None,
-      REDUCED: lambda _: None if agrees else 0,
+      REDUCED: lambda field: _axes(field, axis_name, shared),
       PRIVATE: lambda _: 0,
-      NESTED: lambda field: replica_axes(field, axis_name),
+      NESTED: lambda field: _axes(field, axis_name, 0),
     }
     fields = node._asdict()
     return type(node)(
@@ -169,6 +228,31 @@ def apply_updates(
   return params
 
 
+def mark_of(state: optax.OptState, kind: type) -> Any:
+  """Returns the static object of a type in a state, or None."""
+  found = [mark for mark in _marks(state) if isinstance(mark, kind)]
+  return found[-1] if found else None
+
+
+def is_late(state: optax.OptState) -> bool:
+  """Tells whether a reduction returns what arrived in the round before."""
+  nodes = [node for node in _states(state) if _is_link(node)]
+  return any(getattr(node, 'IS_LATE', False) for node in nodes)
+
+
+def presence(state: optax.OptState) -> jax.Array | None:
+  """Returns whether this replica took part in a reduction, if that says so."""
+  nodes = [node for node in _states(state) if _is_link(node)]
+  found = [node.present for node in nodes if hasattr(node, 'present')]
+  return found[-1] if found else None
+
+
+def has_private_anchor(state: optax.OptState) -> bool:
+  """Tells whether replicas have anchors of their own, as under gossip."""
+  nodes = (node for node in _states(state) if hasattr(node, 'anchor'))
+  return any(map(_varies, nodes))
+
+
 def anchor_of(state: optax.OptState, params: optax.Params) -> optax.Params:
   """Returns the anchor: `params` with all that links have anchored.
 
@@ -198,20 +282,58 @@ def links(state: optax.OptState, params: optax.Params) -> list[Link]:
     When, over which axes, and how many bytes each of them sends.
   """
   always = schedule_lib.Schedule(every=1, offset=1)
-  found = []
-  for node in _states(state):
-    if isinstance(node, SharedOver):
-      found.append(Link(always, node.names, _nbytes(params), None))
-    elif hasattr(node, 'anchor'):
-      nbytes = _nbytes(node.anchor)
+  found: list[Link] = []
+  names: list[str] = []
+  for name, node in _named_states(state):
+    if _is_route(node):
+      traffic = node.traffic(jax.tree.leaves(params), None)
+      found.append(_link(always, node.names, traffic, None))
+    elif hasattr(node, 'plan') and hasattr(node, 'reduce'):
       plan = node.plan
-      found.append(Link(plan.schedule, _names(node), nbytes, plan.overwrites))
+      link = _link(plan.schedule, _names(node), _traffic(node), plan.overwrites)
+      found.append(link._replace(is_anchored=hasattr(node, 'anchor')))
     elif hasattr(node, 'link'):
       stop = node.plan.schedule.stop
       for link in links(node.link, params):
         schedule = dataclasses.replace(link.schedule, stop=stop)
         found.append(link._replace(schedule=schedule))
-  return found
+    while len(names) < len(found):
+      names.append(name)
+  return [link._replace(name=name) for name, link in zip(names, found)]
+
+
+def _link(schedule, names, traffic, overwrites):
+  return Link(
+    schedule,
+    names,
+    traffic.nbytes,
+    overwrites,
+    traffic.result_nbytes,
+    traffic.op,
+  )
+
+
+def _traffic(node):
+  """Counts what a link sends in a synchronization."""
+  # A link without an anchor knows by itself what its messages are.
+  leaves = jax.tree.leaves(getattr(node, 'anchor', ()))
+  codec = codec_of(getattr(node, 'send', ()))
+  routes = [each for each in _marks(node.reduce) if _is_route(each)]
+  if not routes:
+    return SharedOver(()).traffic(leaves, codec)
+  # Of several, as in a chain of reductions, each sends.
+  each = [route.traffic(leaves, codec) for route in routes]
+  return Traffic(
+    each[0].op,
+    sum(traffic.nbytes for traffic in each),
+    sum(traffic.result_nbytes for traffic in each),
+  )
+
+
+def codec_of(state: optax.OptState) -> wire.Codec | None:
+  """Returns the wire format that a state says messages have, if any."""
+  form = mark_of(state, WireForm)
+  return form and form.codec
 
 
 def reanchored(below: list, above: Any, *, step: int | None, final=False):
@@ -263,28 +385,72 @@ def _ends_exactly(plan, step):
 def _over(params, anchor):
   """Puts an anchor over params, where it is not masked."""
   is_masked = lambda node: isinstance(node, optax.MaskedNode)
-  put = lambda node, own: own if is_masked(node) else node.astype(own.dtype)
-  return jax.tree.map(put, anchor, params, is_leaf=is_masked)
+
+  def put(node, own):
+    if is_masked(node):
+      return own
+    if not _in_parts(node):
+      return node.astype(own.dtype)
+    if all(map(is_masked, node.parts)):
+      return own
+    return node.cut.join([*map(put, node.parts, node.cut.split(own))])
+
+  whole = lambda node: is_masked(node) or _in_parts(node)
+  return jax.tree.map(put, anchor, params, is_leaf=whole)
+
+
+def _in_parts(node):
+  """Tells whether this is a leaf of params of which a link has some parts."""
+  return hasattr(node, 'cut')
 
 
 def _is_link(node: Any) -> bool:
   return hasattr(node, 'SHARING')
 
 
+def _is_route(node: Any) -> bool:
+  return hasattr(node, 'traffic')
+
+
 def _states(state: optax.OptState) -> Iterator[Any]:
-  is_ours = lambda node: _is_link(node) or isinstance(node, SharedOver)
+  is_ours = lambda node: _is_link(node) or _is_route(node)
   nodes = jax.tree.leaves(state, is_leaf=is_ours)
   return (node for node in nodes if is_ours(node))
 
 
+def _named_states(state: optax.OptState) -> Iterator[tuple[str, Any]]:
+  """Yields our states, each with the last key of a dict on the way to it."""
+  is_ours = lambda node: _is_link(node) or _is_route(node)
+  for path, node in jax.tree.leaves_with_path(state, is_leaf=is_ours):
+    keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    if is_ours(node):
+      yield (str(keys[-1]) if keys else ''), node
+
+
+def _marks(state: optax.OptState) -> Iterator[Any]:
+  """Yields the static objects in a state, wherever they are."""
+  is_mark = lambda node: _is_route(node) or isinstance(node, WireForm | Varies)
+  nodes = jax.tree.leaves(state, is_leaf=is_mark)
+  return (node for node in nodes if is_mark(node))
+
+
+def names_of(reduce_state: optax.OptState) -> tuple[str, ...]:
+  """Returns the axes that a reduction says it averages over."""
+  routes = filter(_is_route, _marks(reduce_state))
+  return tuple(dict.fromkeys(name for each in routes for name in each.names))
+
+
 def _names(node: Any) -> tuple[str, ...]:
   """Returns the axes that the reduction of a link says it averages over."""
-  reduce = getattr(node, 'reduce', ())
-  is_over = lambda node: isinstance(node, SharedOver)
-  nodes = jax.tree.leaves(reduce, is_leaf=is_over)
-  names = [name for node in nodes if is_over(node) for name in node.names]
-  return tuple(dict.fromkeys(names))
+  return names_of(getattr(node, 'reduce', ()))
 
 
-def _nbytes(tree: Any) -> int:
-  return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def _varies(node: Any) -> bool:
+  """Tells whether what the reduction of a link returns differs."""
+  marks = _marks(getattr(node, 'reduce', ()))
+  return any(isinstance(mark, Varies) for mark in marks)
+
+
+def nbytes(leaves: Sequence[Any]) -> int:
+  """Returns the bytes of abstract leaves as they are."""
+  return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -1,5 +1,7 @@
 """The link between replicas: local steps until all land on a shared value."""
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +10,11 @@ import optax
 
 from dilojax import schedule as schedule_lib
 from dilojax.transforms import _merge
+from dilojax.transforms import _reduce
 from dilojax.transforms import _sharing
+
+# What a reduction in two collectives has beside `update`.
+PHASES = ('meet', 'share', 'place')
 
 
 class SynchronizeState(NamedTuple):
@@ -22,6 +28,9 @@ class SynchronizeState(NamedTuple):
     outer: State of `outer`. Shared.
     arrived: Reduced pseudo-gradient on its way, in float32; empty without a
       delay. Shared.
+    relayed: Means of the rows that this replica owns, between the two
+      collectives of a mean of messages; empty without them. Private to a
+      replica.
     launched: Params at the last launch; empty unless a delayed merge needs
       them. Private to a replica.
     plan: Schedule and kind of landing; no arrays.
@@ -33,6 +42,7 @@ class SynchronizeState(NamedTuple):
   reduce: optax.OptState
   outer: optax.OptState
   arrived: optax.Updates
+  relayed: Any
   launched: optax.Params
   plan: Any
 
@@ -44,6 +54,7 @@ class SynchronizeState(NamedTuple):
     'reduce': _sharing.REDUCED,
     'outer': _sharing.REDUCED,
     'arrived': _sharing.REDUCED,
+    'relayed': _sharing.PRIVATE,
     'launched': _sharing.PRIVATE,
     'plan': _sharing.EVERYWHERE,
   }
@@ -88,7 +99,8 @@ def synchronize(
     offset: First step with a launch, from 1 to `every`, which is the default.
       Fragments with different offsets take turns.
     delay: Number of inner steps that a message is on its way, less than
-      `every`.
+      `every`. A mean of encoded messages takes two collectives: the second
+      starts when half of the delay is over.
     merge: How a new anchor enters the replica: :func:`overwrite`,
       :func:`mix`, :func:`delta`, or a function of three trees of params, in
       float32: the replica's now, the replica's at launch, and the anchor's.
@@ -137,26 +149,46 @@ def synchronize(
     :func:`apply_updates` lands exactly.
   """
   schedule = _checked_schedule(every, offset, delay, start)
-  plan = _sharing.Plan(schedule, getattr(merge, 'overwrites', False))
+  overwrites = getattr(merge, 'overwrites', False)
   keeps_launched = delay > 0 and getattr(merge, 'needs_launched', True)
+  meet_rows, share_rows, place = (
+    getattr(reduce, name, None) for name in PHASES
+  )
   send, reduce, outer = map(
     optax.with_extra_args_support, (send, reduce, outer)
   )
+  if getattr(merge, 'needs_schedule', False):
+    merge = functools.partial(merge, schedule=schedule)
 
   def init_fn(params):
     _check_leaves(params)
     # A copy, so that params and state can both be donated. In float32, since
     # a narrow anchor would lose the small shifts of a slow outer optimizer.
     anchor = _wide(params)
+    send_state, reduce_state = send.init(anchor), reduce.init(anchor)
+    relayed = ()
+    if delay > 1 and place is not None:
+      relayed = place(anchor, send_state, reduce_state)
+    relay = -(-delay // 2) if jax.tree.leaves(relayed) else 0
+    late = _sharing.is_late(reduce_state)
+    if late and delay:
+      raise ValueError(
+        f'`delay` must be 0 with a reduction that comes a round late, got'
+        f' {delay}: messages have the whole round to arrive.'
+      )
     return SynchronizeState(
       step=jnp.zeros([], jnp.int32),
       anchor=anchor,
-      send=send.init(anchor),
-      reduce=reduce.init(anchor),
+      send=send_state,
+      reduce=reduce_state,
       outer=outer.init(anchor),
       arrived=optax.tree.zeros_like(anchor) if delay else (),
+      relayed=relayed,
       launched=jax.tree.map(jnp.array, params) if keeps_launched else (),
-      plan=plan,
+      plan=_sharing.Plan(
+        dataclasses.replace(schedule, relay=relay, late=late),
+        overwrites and _sharing.presence(reduce_state) is None,
+      ),
     )
 
   def update_fn(
@@ -168,13 +200,15 @@ def synchronize(
       )
     _check_step(step, final)
 
-    def reduced(replica, state):
+    plan = state.plan
+
+    def reduced(replica, state, reduce_update=reduce.update):
       """Sends the displacement, and returns what arrives."""
       pseudo_grad = optax.tree.sub(state.anchor, replica)
       message, send_state = send.update(
         pseudo_grad, state.send, state.anchor, **extra_args
       )
-      arrived, reduce_state = reduce.update(
+      arrived, reduce_state = reduce_update(
         message, state.reduce, state.anchor, **extra_args
       )
       return arrived, state._replace(send=send_state, reduce=reduce_state)
@@ -190,6 +224,9 @@ def synchronize(
       )
       anchor = optax.apply_updates(state.anchor, shift)
       target = merge(_wide(replica), _wide(launched), anchor)
+      if (present := _sharing.presence(state.reduce)) is not None:
+        keep = lambda new, old: jnp.where(present, new, old)
+        target = jax.tree.map(keep, target, _wide(replica))
       return towards(target), state._replace(anchor=anchor, outer=outer_state)
 
     def stay(updates, state):
@@ -198,10 +235,8 @@ def synchronize(
     def begin(updates, state):
       replica = optax.apply_updates(params, updates)
       displacement = optax.tree.sub(state.anchor, replica)
-      # The mean of the replicas, not through `send`: nothing is lost.
-      mean, _ = reduce.update(
-        displacement, reduce.init(state.anchor), state.anchor, **extra_args
-      )
+      # The plain mean of the replicas: nothing is lost, and nothing is late.
+      mean = _reduce.plain_mean(displacement, _sharing.names_of(state.reduce))
       anchor = optax.tree.sub(state.anchor, mean)
       return towards(anchor), state._replace(anchor=anchor)
 
@@ -212,9 +247,17 @@ def synchronize(
 
     def launch(updates, state):
       replica = optax.apply_updates(params, updates)
-      arrived, state = reduced(replica, state)
-      launched = replica if keeps_launched else ()
-      return updates, state._replace(arrived=arrived, launched=launched)
+      if keeps_launched:
+        state = state._replace(launched=replica)
+      if not plan.schedule.relay:
+        arrived, state = reduced(replica, state)
+        return updates, state._replace(arrived=arrived)
+      met, state = reduced(replica, state, meet_rows)
+      return updates, state._replace(relayed=met)
+
+    def relay(updates, state):
+      arrived = share_rows(state.relayed, state.anchor)
+      return updates, state._replace(arrived=arrived)
 
     def land(updates, state):
       replica = optax.apply_updates(params, updates)
@@ -222,6 +265,8 @@ def synchronize(
       return landed(replica, launched, state.arrived, state)
 
     events = {'launch': launch, 'land': land} if delay else {'launch': meet}
+    if plan.schedule.relay:
+      events['relay'] = relay
     if start:
       events['start'] = begin
     if step is None:
@@ -230,6 +275,7 @@ def synchronize(
       count = state.step + 1
       due = {
         'launch': schedule.launches(count),
+        'relay': plan.schedule.relays(count),
         'land': schedule.lands(count),
         'start': schedule.starts(count),
       }
@@ -240,11 +286,11 @@ def synchronize(
       branches = (stay, *events.values())
       updates, state = jax.lax.switch(index, branches, updates, state)
     elif final:
-      ends = {'start': begin, 'land': land, 'meet': meet}
-      for name in schedule.final_events(step, plan.overwrites):
+      ends = {'start': begin, 'relay': relay, 'land': land, 'meet': meet}
+      for name in plan.schedule.final_events(step, plan.overwrites):
         updates, state = ends[name](updates, state)
     else:
-      for name in schedule.events(step):
+      for name in plan.schedule.events(step):
         updates, state = events.get(name, stay)(updates, state)
     return updates, state._replace(step=state.step + 1)
 

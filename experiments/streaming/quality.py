@@ -1,0 +1,50 @@
+"""Does Streaming DiLoCo in 4 bits train as well as DiLoCo in 32?
+
+The claim of https://arxiv.org/abs/2501.18512, section 4, at small scale: three
+fragments that take turns, land one step late, are mixed in by a half, and
+travel as E3M0 of 4 bits, lose nothing against DiLoCo. Expected: within 1.5% of
+DiLoCo's held-out loss, at most 0.14 of its bytes, and at most about a third of
+its bytes in any one step.
+
+    scripts/run_experiment experiments/streaming/quality.py runs/streaming
+    scripts/write_results --streaming runs/streaming
+
+Cost: 12 runs of `configs/diloco.py`.
+
+The other rows say what the loss is due to: `streaming_float32` sends
+everything in 32 bits, and `streaming_one_rounding` sends the mean of the
+messages in 32 bits, so that only the messages are rounded.
+
+The paper has two replicas, 30 or 100 steps per round, fragments of three
+layers, and outer momentum 0.9; 0.6 is for rounds as few as here.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from configs import streaming
+
+SEEDS = (0, 1, 2)
+METRIC = 'eval/anchor/loss'
+BASELINE = 'diloco'
+# The loss of a row over that of the baseline, at most.
+WITHIN = {'streaming': 1.015}
+
+
+def get_config():
+  """Returns the config that every run overrides."""
+  return streaming.get_config()
+
+
+def sweep() -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields the name `row/seed` and the overrides of each run."""
+  # None removes a field that has no effect.
+  rows = {
+    'diloco': {'fragments': None, 'overlap': None, 'wire': None},
+    'streaming': {},
+    'streaming_float32': {'wire': None},
+    'streaming_one_rounding': {'wire.result': 'float32'},
+  }
+  for seed in SEEDS:
+    for row, overrides in rows.items():
+      yield f'{row}/{seed}', {'seed': seed, **overrides}
