@@ -11,6 +11,7 @@ the values once, says what the memory gives.
 """
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -63,16 +64,14 @@ def main() -> None:
   for name in (COPY, *args.formats):
     parts = [part for other, part in programs if other == name]
     columns = zip(*(found[name, part] for part in parts))
-    both = [tuple(map(sum, zip(*one))) for one in columns]
-    rates[name] = {
-      'cpu': measuring.median_and_range([gigabytes / cpu for cpu, _ in both]),
-      'wall': measuring.median_and_range(
-        [gigabytes / wall for _, wall in both]
-      ),
-    }
+    spent = [tuple(map(math.fsum, zip(*one))) for one in columns]
+    rate = lambda which, spent=spent: measuring.median_and_range(
+      [gigabytes / one[which] for one in spent]
+    )
+    rates[name] = {'cpu': rate(0), 'wall': rate(1)}
     for part in parts:
-      spent = statistics.median(cpu for cpu, _ in found[name, part])
-      rates[name][part] = gigabytes / spent
+      median = statistics.median(cpu for cpu, _ in found[name, part])
+      rates[name][part] = gigabytes / median
   measuring.show(
     ('format', 'bytes/value', 'error', 'encode', 'decode', 'both GB/s')
     + ('least', 'greatest', 'by the clock'),

@@ -63,12 +63,14 @@ def make_reduce(
     reduce = transforms.mean_over(names)
   if kind == 'isotropic':
     reduce = transforms.isotropic(reduce)
-  if 'drop' in config:
-    reduce = transforms.dropping(
-      reduce, config['drop'], axis_name=names, seed=config['seed']
-    )
   late = {'delayed': transforms.one_round_late, 'eager': transforms.eager}
-  return late[config['late']](reduce) if 'late' in config else reduce
+  if 'late' in config:
+    reduce = late[config['late']](reduce)
+  if 'drop' not in config:
+    return reduce
+  return transforms.dropping(
+    reduce, config['drop'], axis_name=names, seed=config['seed']
+  )
 
 
 def _options(config):
@@ -113,11 +115,13 @@ def make_diloco(
   """Builds DiLoCo and what it becomes with fragments, delays and formats."""
   overlap = config.get('overlap', {'delay': 0, 'merge': 'overwrite'})
   send = make_send(config)
+  if 'wire' in config and config.get('reduce') != 'radial_directional':
+    send = over_shards(send)
   shared = {
     'every': config['every'],
     'delay': overlap['delay'],
     'merge': make_merge(overlap),
-    'send': over_shards(send) if 'wire' in config else send,
+    'send': send,
     'reduce': make_reduce(config, names, over_shards),
   }
   if 'subset' in config:

@@ -52,7 +52,7 @@ def narrow(x: jax.Array, dtype: str, *, up: bool = False) -> jax.Array:
   bits = bits & 0x7FFFFFFF
   half = (1 << (shift - 1)) - 1 + (bits >> shift & 1)
   rounding = jnp.uint32((1 << shift) - 1) if up else half
-  bias = 1 - int(info.minexp)
+  bias = 1 - info.minexp
   rounded = (bits + rounding >> shift) - ((127 - bias) << info.nmant)
   if bias < 127:  # Below its normal range, a type is a grid of fixed steps.
     step = float(info.smallest_normal) * 2.0**-info.nmant

@@ -47,9 +47,9 @@ def statistical(bits: int = 2, block_size: int = 4096) -> _codec.Codec:
     >>> import jax.numpy as jnp
     >>> from dilojax import wire
     >>> codec = wire.statistical(bits=2, block_size=4)
-    >>> message = codec.encode(jnp.array([1.0, 3.0, -1.0, -3.0]))
+    >>> message = codec.encode(jnp.array([1.0, 4.0, -1.0, -4.0]))
     >>> print(codec.decode(message, (4,)), codec.nbytes((4,)))
-    [ 2.  2. -2. -2.] 17
+    [ 2.5  2.5 -2.5 -2.5] 17
 
   References:
     Thérien et al., `MuLoCo: Muon is a practical inner optimizer for DiLoCo
