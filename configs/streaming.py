@@ -11,6 +11,8 @@ from configs import diloco
 def get_config() -> ml_collections.ConfigDict:
   """Returns the config."""
   config = diloco.get_config()
+  config.outer.lr = 1.0  # Mixing takes half of a landing away again.
+  config.outer.momentum = 0.8
   config.fragments = ml_collections.ConfigDict()
   config.fragments.by = 'layers'
   config.fragments.layers_per_fragment = 1
