@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import dilojax as dx
 from benchmarks import measuring
+import dilojax as dx
 from dilojax import replicas
 
 

@@ -59,6 +59,55 @@ def advance(
   ]
 
 
+def wire_bytes(link: transforms.Link, num_replicas: int) -> float:
+  r"""Returns the bytes that a replica puts on the network for a message.
+
+  The ledger counts a message of :math:`b` bytes once, whatever way it takes.
+  Of :math:`K` replicas with a network card each, which waste nothing, one puts
+
+  .. math::
+
+    2 \tfrac{K - 1}{K} b, \qquad
+    \tfrac{K - 1}{K} (b + r), \qquad
+    (K - 1) b
+
+  on the network for an all-reduce, for an all-to-all whose mean of :math:`r`
+  bytes returns through an all-gather, and for an all-gather of the messages;
+  and :math:`b` for a permutation, which sends each to one partner. Rings do,
+  such as those of gloo and NCCL. What is the same for all is paid once if
+  several replicas live on one machine.
+
+  Args:
+    link: The link.
+    num_replicas: Number of replicas along its axes, at least 1.
+
+  Returns:
+    Bytes of payload, without what the network adds to it.
+
+  Raises:
+    ValueError: If it is not known how much such a collective sends.
+
+  Examples:
+    >>> from dilojax import schedule
+    >>> times = schedule.Schedule(50, 50)
+    >>> link = transforms.Link(times, ('replica',), 400, True)
+    >>> wire_bytes(link, 2), wire_bytes(link, 4)
+    (400.0, 600.0)
+  """
+  share = (num_replicas - 1) / num_replicas
+  ways = {
+    'all-reduce': 2 * share * link.nbytes,
+    'all-to-all': share * (link.nbytes + link.result_nbytes),
+    'all-gather': (num_replicas - 1) * float(link.nbytes),
+    'collective-permute': float(link.nbytes if num_replicas > 1 else 0),
+  }
+  if link.op not in ways:
+    raise ValueError(
+      f'`link.op` must be one of {", ".join(ways)}, got {link.op!r}.'
+    )
+  return ways[link.op]
+
+
 def _counts(link, step, final):
   """Counts messages and landings in the steps 1 to `step`."""
   schedule = link.schedule

@@ -12,7 +12,7 @@ Config = Mapping[str, Any]
 
 
 def make_codec(fields: Config) -> wire.Codec:
-  """Builds a wire format from the group `wire`, whose other fields it leaves."""
+  """Builds a wire format from the group `wire`."""
   others = ('format', 'error_feedback', 'gather', 'result')
   given = {name: value for name, value in fields.items() if name not in others}
   make: Callable = {

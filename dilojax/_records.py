@@ -114,7 +114,10 @@ def summary(setup, programs, position, folder, timing):
       f' {position.step}: somebody has changed it. Remove the newest checkpoint'
       ' to train its steps again.'
     )
-  has_anchor = any(link.overwrites is not None for link in programs.links)
+  has_anchor = any(
+    link.overwrites is not None and not link.is_anchorless
+    for link in programs.links
+  )
   single = jax.eval_shape(setup.model.init, jax.random.key(0))
   return {
     'steps': position.step,

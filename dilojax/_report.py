@@ -164,7 +164,7 @@ def _between(between) -> str:
   if between is None:
     return 'end not found'
   words = [
-    f'{number:,} {name}'
+    f'{number:,} {name[:-1] if number == 1 else name}'
     for name, number in between._asdict().items()
     if name != 'loops' and number
   ]

@@ -88,7 +88,16 @@ def resize(
     launched = jax.tree.map(start, node.launched, node.anchor)
     return node._replace(launched=launched)
 
+  def stay(node):
+    # Without an anchor, what comes back is what a new replica has sent.
+    return (
+      node._replace(sent=jax.tree.map(start, node.sent, node.arrived))
+      if _sends(node)
+      else node
+    )
+
   new_state = jax.tree.map(rejoin, new_state, is_leaf=_launches)
+  new_state = jax.tree.map(stay, new_state, is_leaf=_sends)
   return jax.tree.map(start, new_params, anchor), new_state
 
 
@@ -102,6 +111,10 @@ def _from(num_old, inherited, value):
 def _mean(leaf):
   mean = leaf.mean(axis=0, dtype=np.promote_types(leaf.dtype, np.float32))
   return mean.astype(leaf.dtype)
+
+
+def _sends(node):
+  return bool(jax.tree.leaves(getattr(node, 'sent', ())))
 
 
 def _launches(node):

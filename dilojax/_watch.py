@@ -79,7 +79,8 @@ def start(
         if launcher and not _is_there(launcher):
           reason = 'the launcher has gone.'
         if reason and not stopped.is_set():
-          end(reason)
+          # The service ends with process 0, and would take the others along.
+          fail(reason, 1) if index == 0 else end(reason)
 
   def fail(text, status):
     stopped.set()

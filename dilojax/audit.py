@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from dilojax import _claims
-from dilojax import _optimizer
 from dilojax import _position
 from dilojax import _segment
 from dilojax import build
@@ -118,8 +117,7 @@ def _on_devices(config, devices):
     tensor=mesh['tensor'],
     devices=devices,
   )
-  over_shards = lambda tx: replicas.over_shards(tx, placement)
-  tx = _optimizer.make(config, placement.axis_names, over_shards)
+  tx = build.make_optimizer(config, placement)
   return setup._replace(placement=placement, tx=tx)
 
 

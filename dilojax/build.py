@@ -11,6 +11,7 @@ import optax
 from dilojax import _fields
 from dilojax import _ledger
 from dilojax import _optimizer
+from dilojax import _shards
 from dilojax import data
 from dilojax import models
 from dilojax import processes
@@ -95,8 +96,7 @@ def make(config: Config) -> Setup:
       ' `data.heldout_fraction`.'
     )
   lr = jax.jit(_optimizer.make_lr(config))
-  over_shards = lambda tx: replicas.over_shards(tx, placement)
-  tx = _optimizer.make(config, placement.axis_names, over_shards)
+  tx = make_optimizer(config, placement)
   # Fragments and the like are known, and refused, once there are params.
   jax.eval_shape(lambda: tx.init(model.init(jax.random.key(0))))
   return Setup(
@@ -264,6 +264,14 @@ def make_placement(config: Mapping) -> replicas.Placement:
     fsdp=mesh['fsdp'] or None,
     tensor=mesh['tensor'],
   )
+
+
+def make_optimizer(
+  config: Mapping, placement: replicas.Placement
+) -> optax.GradientTransformationExtraArgs:
+  """Builds the optimizer of one replica, for where the replicas are."""
+  over_shards = lambda tx: _shards.over_shards(tx, placement)
+  return _optimizer.make(config, placement.axis_names, over_shards)
 
 
 def make_model(config: Mapping) -> models.Model:

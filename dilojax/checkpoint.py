@@ -50,8 +50,9 @@ def save(folder: Path, step: int, state: Any, meta: dict, *, keep: int) -> None:
   """Saves `state` and `meta` as the newest checkpoint of `folder`.
 
   Returns when the checkpoint is complete, so `state` may be donated afterwards.
-  All processes of a run call it, and share the folder. One that dies leaves the whole checkpoint or nothing that
-  :func:`steps` sees. The next save removes such leftovers.
+  All processes of a run call it, and share the folder. One that dies leaves the
+  whole checkpoint or nothing that :func:`steps` sees. The next save removes
+  such leftovers.
 
   Args:
     folder: Where checkpoints are kept, one folder per step. Made if missing.

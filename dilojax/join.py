@@ -145,7 +145,8 @@ def _connect(found):
     }
     if found.coordinator.rpartition(':')[0] in _LOOPBACK:
       where['coordinator_bind_address'] = found.coordinator
-  # JAX ends a process without a word that a person can use; these come first.
+  # JAX ends a process without a word that a person can use, so it must come
+  # last: it may miss a heartbeat half of its time-out after the one before.
   late = lambda: _watch.end(
     f'not all processes came within {found.timeout:g} s. See what the others'
     ' say, or allow more time.'
@@ -157,7 +158,7 @@ def _connect(found):
     jax.distributed.initialize(
       **where,
       initialization_timeout=2 * timeout,
-      heartbeat_timeout_seconds=2 * timeout,
+      heartbeat_timeout_seconds=3 * timeout,
       shutdown_timeout_seconds=timeout,
     )
   except (ValueError, RuntimeError) as error:

@@ -33,6 +33,12 @@ FEW = {name: 12 for name in ('num_steps', 'log_every', 'eval_every')}
 FEW |= {'checkpoint_every': 12, **SMALL}
 
 
+@pytest.fixture(autouse=True)
+def eight_devices():
+  """Has devices in use, so that a target does not change their number."""
+  assert len(jax.devices()) == 8
+
+
 def report(name='diloco', num_devices=4, **overrides):
   config = tiny.config(name, **{**FEW, **overrides})
   return audit.audit(config, jax.devices()[:num_devices])

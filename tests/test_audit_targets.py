@@ -16,6 +16,12 @@ from dilojax import replicas
 DILOCO = '--config=configs/diloco.py'
 
 
+@pytest.fixture(autouse=True)
+def eight_devices():
+  """Has devices in use, so that a target does not change their number."""
+  assert len(jax.devices()) == 8
+
+
 def test_slices_follow_their_axes():
   assert _targets.parse('tpu:v5e:4x4')[:] == ('tpu', 16, 'v5e', (4, 4), 1)
   assert _targets.parse('tpu:v5e:2x2x4')[:] == ('tpu', 16, 'v5e', (2, 2), 4)
@@ -60,6 +66,8 @@ def test_a_missing_compiler_names_its_extra(monkeypatch, capsys):
 def test_tpus_are_compiled_for_in_a_process_of_their_own(monkeypatch):
   """Its environment is set before jax is imported, and ours stays as it is."""
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: object())
+  for name in ('TPU_SKIP_MDS_QUERY', 'TPU_WORKER_HOSTNAMES'):
+    monkeypatch.delenv(name, raising=False)
   seen = {}
 
   def run(command, env, check):
@@ -147,5 +155,6 @@ def test_slices_lie_along_the_outermost_axes(num_replicas, expected):
 def test_a_replica_lies_within_a_slice():
   with pytest.raises(ValueError, match=r'multiple of the number of slices'):
     replicas.place(2, devices=chips(4, 4))
+  uneven = sorted(chips(2, 3), key=replicas.slice_of)
   with pytest.raises(ValueError, match='slices must be alike'):
-    replicas.place(3, 3, devices=chips(2, 2))
+    replicas.place(4, 4, devices=uneven)

@@ -47,19 +47,24 @@ def test_is_checked_and_says_how_to_run_it(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', TRAINED)
-def test_trains_two_steps(name):
-  changes = {'num_steps': 2, 'every': 1, 'mesh.num_devices': 1}
+def test_trains_a_round(name):
+  config = load(name)
+  changes = {'num_steps': 4, 'every': 4, 'mesh.num_devices': 1}
   if name == 'post_local':
     changes['data_parallel_steps'] = 1
-  if name == 'delayed':
-    changes |= {'every': 2, 'overlap.offset': 1, 'overlap.delay': 1}
+  if 'overlap' in config:
+    changes['overlap.delay'] = 1
+  if 'offset' in config.get('overlap', {}):
+    changes['overlap.offset'] = 2
+  if 'delay' in config:
+    changes['delay'] = 1
   if name == 'hierarchical':
-    changes |= {'levels.level_1.every': 1, 'levels.level_2.every': 2}
+    changes |= {'levels.level_1.every': 2, 'levels.level_2.every': 4}
   setup = build.make(tiny.config(name, **changes))
   programs = train.make_programs(setup)
   first = _position.start(setup, programs.axes)
-  *_, (last, values) = train.advance(setup, programs, first, 2)
-  assert last.step == 2
+  *_, (last, values) = train.advance(setup, programs, first, 4)
+  assert last.step == 4
   assert np.isfinite(values).all()
   for row in last.ledger:
     assert row['synchronizations'] > 0

@@ -104,3 +104,36 @@ def test_resize():
   # A replica has done what it was there for.
   assert [row['steps'] for row in later] == [6, 6, 2]
   assert [row['steps'] for row in ledger] == [4, 4]
+
+
+@pytest.mark.parametrize('num_replicas', [1, 2, 4, 8])
+def test_wire_bytes_are_those_of_rings(num_replicas):
+  size, result = 1600, 400
+  # A ring in pieces: what each of its phases passes on, step by step.
+  passes = range(num_replicas - 1)
+  pieces = lambda nbytes: sum(nbytes // num_replicas for _ in passes)
+  want = {
+    'all-reduce': pieces(size) + pieces(size),  # Sums up, then sends round.
+    'all-to-all': pieces(size) + pieces(result),
+    'all-gather': sum(size for _ in passes),
+    'collective-permute': size * (num_replicas > 1),
+  }
+  each = link(3)._replace(nbytes=size, result_nbytes=0)
+  for op, nbytes in want.items():
+    returned = result if op == 'all-to-all' else 0
+    one = each._replace(op=op, result_nbytes=returned)
+    assert _ledger.wire_bytes(one, num_replicas) == nbytes, op
+
+
+def test_wire_bytes_of_a_mean_do_not_depend_on_its_way():
+  # An all-reduce is its two phases, for whatever number of replicas.
+  for num_replicas in range(1, 9):
+    whole = link(3)
+    halves = whole._replace(op='all-to-all', result_nbytes=NBYTES)
+    sent = [_ledger.wire_bytes(each, num_replicas) for each in (whole, halves)]
+    assert sent[0] == pytest.approx(sent[1])
+
+
+def test_wire_bytes_of_an_unknown_collective():
+  with pytest.raises(ValueError, match=r"`link.op` .* got 'broadcast'"):
+    _ledger.wire_bytes(link(3)._replace(op='broadcast'), 2)

@@ -3,10 +3,10 @@
 from dilojax.transforms._directions import (
   RadialDirectionalMean as RadialDirectionalMean,
 )
+from dilojax.transforms._directions import isotropic as isotropic
 from dilojax.transforms._directions import (
   radial_directional_mean as radial_directional_mean,
 )
-from dilojax.transforms._directions import isotropic as isotropic
 from dilojax.transforms._drop import DroppingState as DroppingState
 from dilojax.transforms._drop import dropping as dropping
 from dilojax.transforms._fragments import by_bytes as by_bytes

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -215,13 +215,26 @@ def mean_over(
   return Reduction(init_fn, update_fn, meet, share, place)
 
 
-def phases(reduce: Any) -> tuple[Callable, Callable, Callable] | None:
-  """Returns `meet`, `share` and `place` of a reduction that has two steps."""
-  found = [getattr(reduce, name, None) for name in ('meet', 'share', 'place')]
-  meet, share, place = found
+class Phases(NamedTuple):
+  """The two steps of a reduction, and room for what is between them.
+
+  Attributes:
+    meet: As of :class:`Reduction`.
+    share: As of :class:`Reduction`.
+    place: As of :class:`Reduction`.
+  """
+
+  meet: Callable
+  share: Callable
+  place: Callable
+
+
+def phases(reduce: Any) -> Phases | None:
+  """Returns the two steps of a reduction, if it has two."""
+  meet, share, place = (getattr(reduce, name, None) for name in Phases._fields)
   if meet is None or share is None or place is None:
     return None
-  return meet, share, place
+  return Phases(meet, share, place)
 
 
 def axis_names(axis_name: str | Sequence[str]) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ class Link(NamedTuple):
     result_nbytes: Bytes of the mean that comes back, where it has a format of
       its own; else 0.
     op: The collective that moves the message, in XLA's words.
-    is_anchored: Whether it has an anchor.
+    is_anchorless: Whether replicas land on a mean that is no anchor.
     name: Name of the fragment, or of another part of a partition; else empty.
   """
 
@@ -107,7 +107,7 @@ class Link(NamedTuple):
   overwrites: bool | None
   result_nbytes: int = 0
   op: str = 'all-reduce'
-  is_anchored: bool = False
+  is_anchorless: bool = False
   name: str = ''
 
 
@@ -291,7 +291,7 @@ def links(state: optax.OptState, params: optax.Params) -> list[Link]:
     elif hasattr(node, 'plan') and hasattr(node, 'reduce'):
       plan = node.plan
       link = _link(plan.schedule, _names(node), _traffic(node), plan.overwrites)
-      found.append(link._replace(is_anchored=hasattr(node, 'anchor')))
+      found.append(link._replace(is_anchorless=not hasattr(node, 'anchor')))
     elif hasattr(node, 'link'):
       stop = node.plan.schedule.stop
       for link in links(node.link, params):

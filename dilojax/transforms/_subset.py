@@ -132,7 +132,7 @@ def subset_mean_over(
 
   .. note::
     Optax adds updates to params, so replicas land one rounding away from the
-    mean at most.
+    mean.
   """
   schedule = _checked(fraction, every, delay, pattern)
   mean_over = _reduce.mean_over(axis_name)

@@ -13,9 +13,6 @@ from dilojax.transforms import _merge
 from dilojax.transforms import _reduce
 from dilojax.transforms import _sharing
 
-# What a reduction in two collectives has beside `update`.
-PHASES = ('meet', 'share', 'place')
-
 
 class SynchronizeState(NamedTuple):
   """State of :func:`synchronize`.
@@ -151,9 +148,7 @@ def synchronize(
   schedule = _checked_schedule(every, offset, delay, start)
   overwrites = getattr(merge, 'overwrites', False)
   keeps_launched = delay > 0 and getattr(merge, 'needs_launched', True)
-  meet_rows, share_rows, place = (
-    getattr(reduce, name, None) for name in PHASES
-  )
+  steps = _reduce.phases(reduce)
   send, reduce, outer = map(
     optax.with_extra_args_support, (send, reduce, outer)
   )
@@ -167,8 +162,8 @@ def synchronize(
     anchor = _wide(params)
     send_state, reduce_state = send.init(anchor), reduce.init(anchor)
     relayed = ()
-    if delay > 1 and place is not None:
-      relayed = place(anchor, send_state, reduce_state)
+    if delay > 1 and steps is not None:
+      relayed = steps.place(anchor, send_state, reduce_state) or ()
     relay = -(-delay // 2) if jax.tree.leaves(relayed) else 0
     late = _sharing.is_late(reduce_state)
     if late and delay:
@@ -249,15 +244,17 @@ def synchronize(
       replica = optax.apply_updates(params, updates)
       if keeps_launched:
         state = state._replace(launched=replica)
-      if not plan.schedule.relay:
-        arrived, state = reduced(replica, state)
-        return updates, state._replace(arrived=arrived)
-      met, state = reduced(replica, state, meet_rows)
-      return updates, state._replace(relayed=met)
+      if steps is not None and plan.schedule.relay:
+        met, state = reduced(replica, state, steps.meet)
+        return updates, state._replace(relayed=met)
+      arrived, state = reduced(replica, state)
+      return updates, state._replace(arrived=arrived)
 
     def relay(updates, state):
-      arrived = share_rows(state.relayed, state.anchor)
-      return updates, state._replace(arrived=arrived)
+      if steps is not None:
+        arrived = steps.share(state.relayed, state.anchor)
+        state = state._replace(arrived=arrived)
+      return updates, state
 
     def land(updates, state):
       replica = optax.apply_updates(params, updates)

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 
 from dilojax.wire import _bits
@@ -100,10 +99,8 @@ def float8(block_size: int = 256) -> _codec.Codec:
   r"""Returns a cast to float8 (e4m3fn), with a power of two per block.
 
   A block is divided by the power of two :math:`s` that brings its largest
-  magnitude, once it is rounded to 4 significant bits, between 128 and 240: it
-  neither overflows nor needs the top of the range, and the smallest steps are
-  :math:`2^{-9} s`. The error of a value :math:`v` in a block with largest
-  magnitude :math:`M` is at most
+  magnitude :math:`M` to at least 128 and less than 256, and saturates at 240,
+  the largest float below. The error of a value :math:`v` is at most
 
   .. math::
 
@@ -146,11 +143,10 @@ def float8(block_size: int = 256) -> _codec.Codec:
 def _float8(block_size):
   def encode_rows(rows, *_):
     peak = _codec.peak(rows)[:, 0]
-    # Rounded like the values, so that what was decoded has the same scale.
-    rounded = _bits.bits_of(jax.lax.reduce_precision(peak, 8, 3))
-    exponent = jnp.where(peak > 0, jnp.minimum(rounded >> 23, 254) - 7, 0)
+    exponent = jnp.where(peak > 0, (_bits.bits_of(peak) >> 23) - 7, 0)
     exponent = jnp.where(jnp.isnan(peak), 255, exponent).astype(jnp.uint8)
     ratio = _codec.divide(rows, _power(exponent))
+    # With 256 the scale of what was decoded would be another, or infinite.
     ratio = jnp.clip(ratio, -_LARGEST_FLOAT8, _LARGEST_FLOAT8)
     values = _bits.narrow(ratio, 'float8_e4m3fn')
     return {'exponent': exponent, 'values': values}

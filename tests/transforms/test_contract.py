@@ -36,6 +36,27 @@ TRANSFORMS = {
   'hierarchical': dx.hierarchical(
     SGD, [dx.Level(OUTER, 1, 'replica'), dx.Level(OUTER, 2, 'replica')]
   ),
+  'few bits, in two steps': dx.synchronize(
+    OUTER,
+    every=3,
+    delay=2,
+    send=dx.error_feedback(dx.wire.int8(block_size=4)),
+    reduce=MEAN,
+  ),
+  'streaming_diloco': dx.streaming_diloco(
+    SGD, OUTER, every=3, fragments=dx.by_bytes(2)
+  ),
+  'eager_diloco': dx.eager_diloco(SGD, OUTER, every=2),
+  'delayed_diloco': dx.delayed_diloco(SGD, OUTER, every=2),
+  'cocodc': dx.cocodc(SGD, OUTER, every=3, delay=1, fragments=dx.by_bytes(2)),
+  'sparseloco': dx.sparseloco(SGD, every=2, fraction=0.5, block_size=4),
+  'decoupled_merge': dx.decoupled_merge(
+    SGD, OUTER, every=3, delay=1, fragments=dx.by_bytes(2)
+  ),
+  'dropping': dx.synchronize(OUTER, every=2, reduce=dx.dropping(MEAN, 0.5)),
+  'noloco': dx.noloco(SGD, every=2),
+  'sparta': dx.sparta(SGD, 0.5),
+  'loscar_sgd': dx.loscar_sgd(SGD, every=2, fraction=0.5, delay=1),
 }
 # These have no replicas to agree with: they run without an axis.
 ALONE = ('lookahead', 'snoo')

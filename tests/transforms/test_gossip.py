@@ -285,11 +285,11 @@ def test_a_replica_sends_one_message_to_one_other(pull, codec):
   total = (message or plain) + anchor
   assert [sum(sizes) for sizes in branches.values()] == [total] * (K - 1)
   [told] = dx.links(state, params)
-  assert (told.op, told.nbytes, told.axis_names, told.is_anchored) == (
+  assert (told.op, told.nbytes, told.axis_names, told.is_anchorless) == (
     'collective-permute',
     total,
     ('replica',),
-    True,
+    False,
   )
 
 

@@ -185,7 +185,8 @@ WHOLE, MATRIX, VECTOR = 4 * 9, 4 * 6, 4 * 3
 )
 def test_links_are_listed_in_order(tx, want):
   state = jax.eval_shape(tx.init, PARAMS)
-  assert dx.links(state, PARAMS) == [
+  found = [link._replace(name='') for link in dx.links(state, PARAMS)]
+  assert found == [
     dx.Link(schedule_lib.Schedule(*plan), names, nbytes, overwrites)
     for plan, names, nbytes, overwrites in want
   ]

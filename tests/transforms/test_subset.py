@@ -21,7 +21,7 @@ from tests.transforms.training import ORIGIN
 from tests.transforms.training import TARGETS
 from tests.transforms.training import K
 
-SHAPES = {'w': (3, 5), 'deep': (2, 3, 4), 'b': (64,), 's': ()}
+SHAPES = {'w': (3, 5), 'deep': (2, 3, 4), 'b': (512,), 's': ()}
 
 
 def names_of(mean):
@@ -98,13 +98,14 @@ def test_independent_draws_differ_and_have_the_share():
 
 @pytest.mark.parametrize('pattern', _draw.PATTERNS)
 def test_drawn_entries_agree_and_others_stay_bitwise(pattern):
-  types = {'b': jnp.bfloat16}
   key = jax.random.key(0)
-  # Within a factor of two a difference is exact.
+  draw = lambda *args: jax.random.uniform(key, *args)
+  # Within a factor of two a difference is exact. What is narrow is rounded
+  # before it is a difference.
   params = {
-    name: jax.random.uniform(
-      key, (K, *shape), types.get(name, jnp.float32), 1, 2
-    )
+    name: draw((K, *shape), jnp.bfloat16, 0.5, 2)
+    if name == 'b'
+    else draw((K, *shape), jnp.float32, 1, 2)
     for name, shape in SHAPES.items()
   }
   still = jax.tree.map(lambda leaf: jnp.zeros_like(leaf), params)
@@ -200,12 +201,14 @@ def test_aliases_are_these_chains():
 
 @pytest.mark.parametrize(
   ('merge', 'fraction'),
-  [('delta', 1.0), ('overwrite', 1.0), ('mix', 1.0), ('delta', 0.4)],
+  [('delta', 1.0), ('overwrite', 1.0), ('mix', 1.0), ('overwrite', 0.4)],
 )
 def test_a_late_mean_enters_by_the_merge(merge, fraction):
   """Launched after 4 steps, landed after 6, in closed form."""
   rules = {'delta': dx.delta(), 'overwrite': dx.overwrite(), 'mix': dx.mix(0.3)}
-  make_tx = sgd_then_subset(fraction, every=4, delay=2, merge=rules[merge])
+  make_tx = sgd_then_subset(
+    fraction, every=4, delay=2, merge=rules[merge], pattern='partition'
+  )
   at = lambda step: TARGETS * (1 - (1 - LR) ** step)
   mean, now, launched = at(4).mean(axis=0), at(6), at(4)
   want = {
@@ -215,7 +218,7 @@ def test_a_late_mean_enters_by_the_merge(merge, fraction):
   }
   got, _ = training.run(make_tx, 6)
   is_landed = np.isclose(got, want[merge], rtol=1e-5).all(axis=0)
-  assert is_landed.sum() == round(fraction * DIM)
+  assert is_landed.sum() == (1 if fraction < 1 else DIM)
   np.testing.assert_allclose(got[:, ~is_landed], now[:, ~is_landed], rtol=1e-5)
   before, _ = training.run(make_tx, 5, static=True)
   np.testing.assert_allclose(before, at(5), rtol=1e-5)
@@ -329,11 +332,11 @@ def test_only_the_drawn_values_travel(pattern):
   if pattern == 'partition':
     assert sent(2) == sent(4) == []
   [link] = dx.links(state, params)
-  assert (link.op, link.nbytes, link.axis_names, link.is_anchored) == (
+  assert (link.op, link.nbytes, link.axis_names, link.is_anchorless) == (
     'all-reduce',
     4 * count,
     ('replica',),
-    False,
+    True,
   )
 
 

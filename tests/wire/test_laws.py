@@ -1,6 +1,7 @@
 """Laws that every wire format keeps."""
 
 import functools
+from typing import Any, NamedTuple
 
 import hypothesis
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from dilojax import wire
+from dilojax.wire import _bits
 from tests.wire import formats
 from tests.wire.formats import FORMATS
 from tests.wire.formats import KEY
@@ -38,6 +40,7 @@ SPECIAL = {
   'denormal': np.linspace(-1e-39, 1e-39, 20),
   'at the edge of the tiny': 2.0**-118 * np.linspace(-2, 2, 20),
   'steps at the edge': 2.0**-126 * np.linspace(-9, 9, 20),
+  'just below a power of two': np.linspace(0.001, 1.97, 20),
   'every scale': np.logspace(-45, 38, 20),
 }
 values = hnp.arrays(
@@ -45,6 +48,16 @@ values = hnp.arrays(
   20,
   elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
 )
+
+
+class Result(NamedTuple):
+  """A message, what arrives, and what is made of that."""
+
+  message: Any
+  decoded: jax.Array
+  again: Any  # The message of what was decoded.
+  zeros: jax.Array  # What rows of zero bytes decode to.
+  kept: jax.Array  # What did not arrive.
 
 
 @functools.cache
@@ -57,7 +70,7 @@ def program(name):
     decoded = codec.decode(message, x.shape)
     again = formats.encode(codec, decoded)
     zeros = codec.decode(jax.tree.map(jnp.zeros_like, message), x.shape)
-    return message, decoded, again, zeros
+    return Result(message, decoded, again, zeros, x - decoded)
 
   def alone(message):
     row = jax.tree.map(lambda leaf: leaf[1:2], message)
@@ -68,35 +81,37 @@ def program(name):
       shape: one(x[: np.prod(shape, dtype=int)].reshape(shape))
       for shape in SHAPES
     }
-    return results, alone(results[4, 5][0]) if codec.block_size < 20 else None
+    return results, alone(
+      results[4, 5].message
+    ) if codec.block_size < 20 else None
 
   return jax.jit(run)
 
 
 def run(name, x):
-  """Returns message, decoded, encoded again, and zeros, for each shape."""
+  """Returns the result for each shape."""
   return program(name)(np.asarray(x, np.float32))[0]
 
 
 @pytest.mark.parametrize('name', FORMATS)
 def test_zero_arrives_as_zero(name):
-  for shape, (_, decoded, _, zeros) in run(name, np.zeros(20)).items():
+  for shape, result in run(name, np.zeros(20)).items():
     want = np.zeros(shape, np.float32)
-    assert formats.equal(decoded, want)
-    assert formats.equal(zeros, want)
+    assert formats.equal(result.decoded, want)
+    assert formats.equal(result.zeros, want)
 
 
 @pytest.mark.parametrize('name', FORMATS)
 def test_finite_stays_finite(name):
   for x in SPECIAL.values():
-    for _, decoded, _, _ in run(name, x).values():
-      assert np.isfinite(decoded).all()
+    for result in run(name, x).values():
+      assert np.isfinite(result.decoded).all()
 
   @FEW
   @hypothesis.given(values)
   def check(x):
-    for _, decoded, _, _ in run(name, x).values():
-      assert np.isfinite(decoded).all()
+    for result in run(name, x).values():
+      assert np.isfinite(result.decoded).all()
 
   check()
 
@@ -106,10 +121,10 @@ def test_finite_stays_finite(name):
 def test_what_is_not_finite_stays_visible(name, value):
   x = np.linspace(-1, 1, 20)
   x[9] = value
-  _, decoded, _, zeros = run(name, x)[4, 5]
-  decoded = decoded.reshape(-1)
+  result = run(name, x)[4, 5]
+  decoded = result.decoded.reshape(-1)
   assert not np.isfinite(decoded[9])
-  assert np.isfinite(zeros).all()
+  assert np.isfinite(result.zeros).all()
   if FORMATS[name].block_size <= 8:
     assert np.isfinite(decoded[:5]).all()
 
@@ -117,14 +132,14 @@ def test_what_is_not_finite_stays_visible(name, value):
 @pytest.mark.parametrize('name', formats.REPEATABLE)
 def test_what_was_decoded_gives_the_same_message(name):
   for x in SPECIAL.values():
-    for message, _, again, _ in run(name, x).values():
-      assert formats.equal(message, again)
+    for result in run(name, x).values():
+      assert formats.equal(result.message, result.again)
 
   @FEW
   @hypothesis.given(values)
   def check(x):
-    for message, _, again, _ in run(name, x).values():
-      assert formats.equal(message, again)
+    for result in run(name, x).values():
+      assert formats.equal(result.message, result.again)
 
   check()
 
@@ -136,9 +151,9 @@ def test_rows_decode_alone(name):
     pytest.skip('one row')
   x = np.random.default_rng(0).normal(size=20).astype(np.float32)
   results, alone = program(name)(x)
-  decoded = results[4, 5][1].reshape(-1)
+  decoded = results[4, 5].decoded.reshape(-1)
   assert formats.equal(alone, decoded[size : size + len(alone)])
-  for leaf in jax.tree.leaves(results[4, 5][0]):
+  for leaf in jax.tree.leaves(results[4, 5].message):
     assert len(leaf) == -(-20 // size)
 
 
@@ -183,8 +198,6 @@ def test_bits_per_value(codec, bits):
 
 @pytest.mark.parametrize('bits', range(1, 17))
 def test_packing_keeps_codes(bits):
-  from dilojax.wire import _bits
-
   rng = np.random.default_rng(bits)
   codes = rng.integers(0, 1 << bits, (2, 11)).astype(np.uint32)
   packed = _bits.pack(jnp.asarray(codes), bits)
@@ -270,10 +283,19 @@ def test_same_bits_under_every_map(name):
 @pytest.mark.parametrize('name', ['e3m0', 'top_k 12 bits', 'statistical'])
 def test_same_bits_without_a_compiler(name):
   x = np.random.default_rng(2).normal(size=(4, 5)).astype(np.float32)
-  message, decoded, _, _ = run(name, x.reshape(-1))[4, 5]
+  result = run(name, x.reshape(-1))[4, 5]
   found = formats.encode(FORMATS[name], x)
-  assert formats.equal(found, message)
-  assert formats.equal(FORMATS[name].decode(found, (4, 5)), decoded)
+  assert formats.equal(found, result.message)
+  assert formats.equal(FORMATS[name].decode(found, (4, 5)), result.decoded)
+
+
+@pytest.mark.parametrize('name', FORMATS)
+def test_what_is_kept_back_is_what_did_not_arrive(name):
+  """Bit by bit, in the program that encodes, as error feedback has it."""
+  rng = np.random.default_rng(4)
+  for x in rng.normal(size=(20, 20)).astype(np.float32):
+    result = run(name, x)[4, 5]
+    assert formats.equal(result.kept, x.reshape(4, 5) - result.decoded)
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
