@@ -9,9 +9,11 @@ its bytes in any one step.
     scripts/run_experiment experiments/streaming/quality.py runs/streaming
     scripts/write_results --streaming runs/streaming
 
-Cost: 12 runs of `configs/diloco.py`.
+    dilojax audit --config=experiments/streaming/quality.py --target=cpu:4 \\
+        --json >audits/streaming.json
 
-The other rows say what the loss is due to: `streaming_float32` sends
+Cost: 12 runs of `configs/diloco.py`; so far the rows `diloco` and `streaming`
+have run. The others say what the loss is due to: `streaming_float32` sends
 everything in 32 bits, and `streaming_one_rounding` sends the mean of the
 messages in 32 bits, so that only the messages are rounded.
 
