@@ -49,7 +49,6 @@ from dilojax.transforms._send import EncodeState as EncodeState
 from dilojax.transforms._send import ErrorFeedbackState as ErrorFeedbackState
 from dilojax.transforms._send import encode as encode
 from dilojax.transforms._send import error_feedback as error_feedback
-from dilojax.transforms._sharing import Link as Link
 from dilojax.transforms._sharing import SharedOver as SharedOver
 from dilojax.transforms._sharing import Traffic as Traffic
 from dilojax.transforms._sharing import Varies as Varies
@@ -59,7 +58,6 @@ from dilojax.transforms._sharing import anchor_of as anchor_of
 from dilojax.transforms._sharing import apply_updates as apply_updates
 from dilojax.transforms._sharing import codec_of as codec_of
 from dilojax.transforms._sharing import has_private_anchor as has_private_anchor
-from dilojax.transforms._sharing import links as links
 from dilojax.transforms._sharing import names_of as names_of
 from dilojax.transforms._sharing import replica_axes as replica_axes
 from dilojax.transforms._stacked import by_stacked_layer as by_stacked_layer
@@ -73,5 +71,7 @@ from dilojax.transforms._subset import sparta as sparta
 from dilojax.transforms._subset import subset_mean_over as subset_mean_over
 from dilojax.transforms._synchronize import SynchronizeState as SynchronizeState
 from dilojax.transforms._synchronize import synchronize as synchronize
+from dilojax.transforms._traffic import Link as Link
+from dilojax.transforms._traffic import links as links
 from dilojax.transforms._until import UntilState as UntilState
 from dilojax.transforms._until import until as until

@@ -85,32 +85,6 @@ class WireForm:
   codec: wire.Codec
 
 
-class Link(NamedTuple):
-  """A link of an optimizer that communicates.
-
-  Attributes:
-    schedule: When it does.
-    axis_names: Over which axes; empty if unknown.
-    nbytes: Bytes of the message that a replica sends each time.
-    overwrites: Whether a landing leaves nothing of the replica's own params.
-      None for a link of updates, which nothing lands of.
-    result_nbytes: Bytes of the mean that comes back, where it has a format of
-      its own; else 0.
-    op: The collective that moves the message, in XLA's words.
-    is_anchorless: Whether replicas land on a mean that is no anchor.
-    name: Name of the fragment, or of another part of a partition; else empty.
-  """
-
-  schedule: schedule_lib.Schedule
-  axis_names: tuple[str, ...]
-  nbytes: int
-  overwrites: bool | None
-  result_nbytes: int = 0
-  op: str = 'all-reduce'
-  is_anchorless: bool = False
-  name: str = ''
-
-
 def replica_axes(state: optax.OptState, axis_name: str | None = None) -> Any:
   """Tells which parts of an optimizer state the replicas share.
 
@@ -138,25 +112,25 @@ def replica_axes(state: optax.OptState, axis_name: str | None = None) -> Any:
     >>> print(axes.anchor, axes.send)
     None 0
   """
-  named = {_names(node) for node in _states(state) if _is_link(node)} - {()}
+  named = {names_along(node) for node in states(state) if is_link(node)} - {()}
   if axis_name is None and len(named) > 1:
     raise ValueError(
       'The links of this optimizer average over different axes,'
       f' {sorted(named)}: say which one `axis_name` asks about.'
     )
   axes = lambda node: _axes(node, axis_name, 0)
-  return jax.tree.map(axes, state, is_leaf=_is_link)
+  return jax.tree.map(axes, state, is_leaf=is_link)
 
 
 def _axes(state, axis_name, default):
   """Answers for the links in a state; the rest is as `default` says."""
-  if not any(map(_is_link, jax.tree.leaves(state, is_leaf=_is_link))):
+  if not any(map(is_link, jax.tree.leaves(state, is_leaf=is_link))):
     return default
 
   def axes(node):
-    if not _is_link(node):
+    if not is_link(node):
       return default
-    agrees = axis_name in (None, *(_names(node) or (axis_name,)))
+    agrees = axis_name in (None, *(names_along(node) or (axis_name,)))
     shared = None if agrees and not _varies(node) else 0
     answers = {
       EVERYWHERE: lambda _: None,
@@ -169,7 +143,7 @@ def _axes(state, axis_name, default):
       **{name: answers[node.SHARING[name]](fields[name]) for name in fields}
     )
 
-  return jax.tree.map(axes, state, is_leaf=_is_link)
+  return jax.tree.map(axes, state, is_leaf=is_link)
 
 
 def apply_updates(
@@ -210,7 +184,7 @@ def apply_updates(
   if final and step is None:
     raise ValueError('`final` needs `step`: pass both as to `update`.')
   params = optax.apply_updates(params, updates)
-  for node in _states(state):
+  for node in states(state):
     if not hasattr(node, 'anchor'):
       continue
     land = lambda params, anchor=node.anchor: jax.tree.map(
@@ -230,26 +204,26 @@ def apply_updates(
 
 def mark_of(state: optax.OptState, kind: type) -> Any:
   """Returns the static object of a type in a state, or None."""
-  found = [mark for mark in _marks(state) if isinstance(mark, kind)]
+  found = [mark for mark in marks(state) if isinstance(mark, kind)]
   return found[-1] if found else None
 
 
 def is_late(state: optax.OptState) -> bool:
   """Tells whether a reduction returns what arrived in the round before."""
-  nodes = [node for node in _states(state) if _is_link(node)]
+  nodes = [node for node in states(state) if is_link(node)]
   return any(getattr(node, 'IS_LATE', False) for node in nodes)
 
 
 def presence(state: optax.OptState) -> jax.Array | None:
   """Returns whether this replica took part in a reduction, if that says so."""
-  nodes = [node for node in _states(state) if _is_link(node)]
+  nodes = [node for node in states(state) if is_link(node)]
   found = [node.present for node in nodes if hasattr(node, 'present')]
   return found[-1] if found else None
 
 
 def has_private_anchor(state: optax.OptState) -> bool:
   """Tells whether replicas have anchors of their own, as under gossip."""
-  nodes = (node for node in _states(state) if hasattr(node, 'anchor'))
+  nodes = (node for node in states(state) if hasattr(node, 'anchor'))
   return any(map(_varies, nodes))
 
 
@@ -265,69 +239,10 @@ def anchor_of(state: optax.OptState, params: optax.Params) -> optax.Params:
     Params in the dtypes of `params`. Of several anchors of a leaf, as in a
     hierarchy, the last link's stands.
   """
-  for node in _states(state):
+  for node in states(state):
     if hasattr(node, 'anchor'):
       params = _over(params, node.anchor)
   return params
-
-
-def links(state: optax.OptState, params: optax.Params) -> list[Link]:
-  """Lists the links that communicate, in the order of the chain.
-
-  Args:
-    state: State of any optimizer, or its abstract form.
-    params: Params of one replica, or their abstract form.
-
-  Returns:
-    When, over which axes, and how many bytes each of them sends.
-  """
-  always = schedule_lib.Schedule(every=1, offset=1)
-  found: list[Link] = []
-  names: list[str] = []
-  for name, node in _named_states(state):
-    if _is_route(node):
-      traffic = node.traffic(jax.tree.leaves(params), None)
-      found.append(_link(always, node.names, traffic, None))
-    elif hasattr(node, 'plan') and hasattr(node, 'reduce'):
-      plan = node.plan
-      link = _link(plan.schedule, _names(node), _traffic(node), plan.overwrites)
-      found.append(link._replace(is_anchorless=not hasattr(node, 'anchor')))
-    elif hasattr(node, 'link'):
-      stop = node.plan.schedule.stop
-      for link in links(node.link, params):
-        schedule = dataclasses.replace(link.schedule, stop=stop)
-        found.append(link._replace(schedule=schedule))
-    while len(names) < len(found):
-      names.append(name)
-  return [link._replace(name=name) for name, link in zip(names, found)]
-
-
-def _link(schedule, names, traffic, overwrites):
-  return Link(
-    schedule,
-    names,
-    traffic.nbytes,
-    overwrites,
-    traffic.result_nbytes,
-    traffic.op,
-  )
-
-
-def _traffic(node):
-  """Counts what a link sends in a synchronization."""
-  # A link without an anchor knows by itself what its messages are.
-  leaves = jax.tree.leaves(getattr(node, 'anchor', ()))
-  codec = codec_of(getattr(node, 'send', ()))
-  routes = [each for each in _marks(node.reduce) if _is_route(each)]
-  if not routes:
-    return SharedOver(()).traffic(leaves, codec)
-  # Of several, as in a chain of reductions, each sends.
-  each = [route.traffic(leaves, codec) for route in routes]
-  return Traffic(
-    each[0].op,
-    sum(traffic.nbytes for traffic in each),
-    sum(traffic.result_nbytes for traffic in each),
-  )
 
 
 def codec_of(state: optax.OptState) -> wire.Codec | None:
@@ -404,51 +319,42 @@ def _in_parts(node):
   return hasattr(node, 'cut')
 
 
-def _is_link(node: Any) -> bool:
+def is_link(node: Any) -> bool:
   return hasattr(node, 'SHARING')
 
 
-def _is_route(node: Any) -> bool:
+def is_route(node: Any) -> bool:
   return hasattr(node, 'traffic')
 
 
-def _states(state: optax.OptState) -> Iterator[Any]:
-  is_ours = lambda node: _is_link(node) or _is_route(node)
+def states(state: optax.OptState) -> Iterator[Any]:
+  is_ours = lambda node: is_link(node) or is_route(node)
   nodes = jax.tree.leaves(state, is_leaf=is_ours)
   return (node for node in nodes if is_ours(node))
 
 
-def _named_states(state: optax.OptState) -> Iterator[tuple[str, Any]]:
-  """Yields our states, each with the last key of a dict on the way to it."""
-  is_ours = lambda node: _is_link(node) or _is_route(node)
-  for path, node in jax.tree.leaves_with_path(state, is_leaf=is_ours):
-    keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-    if is_ours(node):
-      yield (str(keys[-1]) if keys else ''), node
-
-
-def _marks(state: optax.OptState) -> Iterator[Any]:
+def marks(state: optax.OptState) -> Iterator[Any]:
   """Yields the static objects in a state, wherever they are."""
-  is_mark = lambda node: _is_route(node) or isinstance(node, WireForm | Varies)
+  is_mark = lambda node: is_route(node) or isinstance(node, WireForm | Varies)
   nodes = jax.tree.leaves(state, is_leaf=is_mark)
   return (node for node in nodes if is_mark(node))
 
 
 def names_of(reduce_state: optax.OptState) -> tuple[str, ...]:
   """Returns the axes that a reduction says it averages over."""
-  routes = filter(_is_route, _marks(reduce_state))
+  routes = filter(is_route, marks(reduce_state))
   return tuple(dict.fromkeys(name for each in routes for name in each.names))
 
 
-def _names(node: Any) -> tuple[str, ...]:
+def names_along(node: Any) -> tuple[str, ...]:
   """Returns the axes that the reduction of a link says it averages over."""
   return names_of(getattr(node, 'reduce', ()))
 
 
 def _varies(node: Any) -> bool:
   """Tells whether what the reduction of a link returns differs."""
-  marks = _marks(getattr(node, 'reduce', ()))
-  return any(isinstance(mark, Varies) for mark in marks)
+  found = marks(getattr(node, 'reduce', ()))
+  return any(isinstance(mark, Varies) for mark in found)
 
 
 def nbytes(leaves: Sequence[Any]) -> int:

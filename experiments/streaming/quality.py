@@ -9,8 +9,8 @@ its bytes in any one step.
     scripts/run_experiment experiments/streaming/quality.py runs/streaming
     scripts/write_results --streaming runs/streaming
 
-    dilojax audit --config=experiments/streaming/quality.py --target=cpu:4 \\
-        --json >audits/streaming.json
+`dilojax audit --config=experiments/streaming/quality.py --target=cpu:4 --json`
+counts the bytes of a row, with its overrides.
 
 Cost: 12 runs of `configs/diloco.py`; so far the rows `diloco` and `streaming`
 have run. The others say what the loss is due to: `streaming_float32` sends
