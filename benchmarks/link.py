@@ -326,7 +326,6 @@ def _started(command, args, index):
     launch.NUM_PROCESSES: str(args.processes),
     launch.PROCESS_ID: str(index),
     launch.TIMEOUT: f'{args.timeout:g}',
-    launch.LAUNCHER: str(os.getpid()),
   }
   with subprocess.Popen(
     command,

@@ -23,7 +23,7 @@ import time
 from typing import IO, NamedTuple, cast
 
 MTU = 9000  # Jumbo frames: headers are under 1% of them.
-TOOLS = ('ip', 'tc', 'unshare', 'nsenter', 'mount')
+TOOLS = ('ip', 'tc', 'unshare', 'nsenter', 'setpriv', 'mount')
 
 # A name of its own, so that what asks for its address finds that of eth0; and
 # no IPv6, which would talk unasked.
@@ -69,9 +69,13 @@ def address(index: int) -> str:
 
 
 def inside(network: Network, index: int) -> tuple[str, ...]:
-  """Returns what goes in front of a command to run it on a host, here."""
+  """Returns what goes in front of a command to run it on a host.
+
+  It runs in the current folder, and is killed when this process is.
+  """
+  with_this = ('setpriv', '--pdeathsig', 'KILL')
   here = ('sh', '-c', 'cd "$0" && exec "$@"', os.getcwd())
-  return (*_inside(network.hosts[index]), *here)
+  return (*with_this, *_inside(network.hosts[index]), *here)
 
 
 def sent(network: Network, index: int) -> int:
@@ -166,8 +170,10 @@ def _relay(taps: Sequence[int], delay: float, stop: int) -> None:
   waiting: collections.deque = collections.deque()  # All wait equally long.
   places: dict[bytes, int] = {}
   while True:
-    left = waiting[0][0] - time.monotonic() if waiting else None
-    ready, _, _ = select.select([*taps, stop], [], [], left and max(0, left))
+    left = None
+    if waiting:
+      left = max(0.0, waiting[0][0] - time.monotonic())
+    ready, _, _ = select.select([*taps, stop], [], [], left)
     if stop in ready:
       return
     due = time.monotonic() + delay

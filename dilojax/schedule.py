@@ -63,6 +63,12 @@ class Schedule:
     """Tells whether something launched by this step has yet to land."""
     return any(self.launches(step - age) for age in range(self.delay))
 
+  def rests(self, step: int) -> bool:
+    """Tells whether a program can end after this step and wait for nothing."""
+    if self.late:
+      return not self.num_launches(step) or bool(self.launches(step + 1))
+    return not self.in_flight(step)
+
   def num_launches(self, step: int) -> int:
     """Counts the launches in the steps 1 to `step`."""
     last = step if self.stop is None else min(step, self.stop)

@@ -233,9 +233,10 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
   """Trains to the end, or to a signal, and returns the position there."""
   begin = position
   spent = position.seconds - clock()
-  logs, evaluates, saves = (
+  logs = _log_steps(setup, programs)
+  evaluates, saves = (
     lambda step, every=every: step % every == 0 or step == setup.num_steps
-    for every in (setup.log_every, setup.eval_every, setup.checkpoint_every)
+    for every in (setup.eval_every, setup.checkpoint_every)
   )
   window, is_saved, paused = position.window, True, 0.0
   rate = _records.rate(_segment.tokens_per_step(setup), clock)
@@ -272,6 +273,29 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
   if not is_saved:
     _position.save(checkpoints, position, setup.keep_checkpoints)
   return position
+
+
+def _log_steps(setup, programs):
+  """Returns the function that tells whether a record follows a step.
+
+  Every `log_every` steps; while messages are on their way, which a record
+  would cut off from the steps that hide them, after they have landed.
+  """
+  rests = lambda step: all(
+    link.overwrites is None or link.schedule.rests(step)
+    for link in programs.links
+  )
+
+  def logs(step):
+    if step == setup.num_steps:
+      return True
+    due = step - step % setup.log_every
+    if not due:
+      return False
+    waits = range(due, due + setup.log_every)
+    return step == next(filter(rests, waits), due)
+
+  return logs
 
 
 def _flies(programs, step):
@@ -318,7 +342,7 @@ def _save_before(setup, programs, checkpoints, step):
   """
   position = _newest(setup, programs, checkpoints, step - 1)
   begin, window = position, position.window
-  logs = lambda step: step % setup.log_every == 0
+  logs = _log_steps(setup, programs)
   for position, values in advance(
     setup, programs, begin, step - 1, is_cut=logs
   ):

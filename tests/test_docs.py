@@ -93,11 +93,12 @@ def test_readme_runs(tmp_path):
 def test_commands_are_commands(path, monkeypatch):
   """As far as they can be followed without training."""
 
-  def check_train(args):
+  def check(args):
     build.check(_overrides.load(args.config, args.overrides))
     return 0
 
-  monkeypatch.setattr(cli, '_train', check_train)
+  for name in ('_train', '_audit'):
+    monkeypatch.setattr(cli, name, check)
   for name in ('_plot', '_table', '_prepare'):
     monkeypatch.setattr(cli, name, lambda args: 0)
   monkeypatch.chdir(ROOT)
@@ -115,7 +116,7 @@ def test_commands_are_commands(path, monkeypatch):
         for word in words[1:]:
           assert not word.startswith('-') or word in help_text, words
       case ['pip', 'install', requirement]:
-        extra = re.fullmatch(r'dilojax\[(\w+)\]', requirement)
+        extra = re.fullmatch(r'dilojax\[([\w-]+)\]', requirement)
         assert extra, words
         assert extra[1] in setup['options.extras_require'], words
       case ['python', file]:
