@@ -119,7 +119,7 @@ def test_a_replica_sends_its_shards(monkeypatch):
 def test_what_is_gathered_before_it_is_sent_is_seen(monkeypatch):
   """Each device of a replica then sends the whole message."""
   monkeypatch.setattr(
-    'dilojax.replicas._inner_spec', lambda shape, mesh: [None] * len(shape)
+    'dilojax.replicas.inner_spec', lambda shape, mesh: [None] * len(shape)
   )
   found = report(num_devices=4, num_replicas=2)
   assert found.mesh['fsdp'] == 2
@@ -169,6 +169,7 @@ GATHER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('gather', 'num_devices'), [('mean', 8), ('messages', 4), ('mean', 2)]
 )

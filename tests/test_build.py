@@ -249,7 +249,7 @@ def test_devices_of_a_cpu(num_replicas, mesh, num_devices):
 
 def test_describes_what_will_be_done():
   setup = build.make(tiny.config('post_local', data_parallel_steps=4))
-  corpus, model, batch, mean, link = build.describe(setup)
+  corpus, model, batch, mean, link, peak = build.describe(setup)
   assert corpus.startswith('Corpus synthetic (')
   assert '320 sequences to train on, 80 held out' in corpus
   params = jax.eval_shape(setup.model.init, jax.random.key(0))
@@ -257,14 +257,15 @@ def test_describes_what_will_be_done():
   assert f'Model of {count:,} params; 4 replicas on 4 devices' in model
   assert '4 sequences per replica and step, 16 over all; 13 steps' in batch
   assert mean == (
-    'Over replica: every 1 steps from step 1; 4 synchronizations,'
+    'Over replica: all-reduce every 1 steps from step 1; 4 synchronizations,'
     f' {4 * 4 * count:,} bytes sent per replica.'
   )
   # Rounds end in steps 9 and, at last, 13; step 4 took the anchor.
   assert link == (
-    'Over replica: every 5 steps from step 9; 2 synchronizations,'
+    'Over replica: all-reduce every 5 steps from step 9; 2 synchronizations,'
     f' {3 * 4 * count:,} bytes sent per replica.'
   )
+  assert peak == f'At most {4 * count:,} bytes sent in a step.'
 
 
 def test_one_replica_sends_nothing():

@@ -179,6 +179,7 @@ MISNAMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('paper', 'name', 'sizes'), EVERY_SIZE)
 def test_params_add_up_to_the_names(paper, name, sizes):
   model = models.decoder(

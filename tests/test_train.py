@@ -463,6 +463,7 @@ def test_stops_when_nothing_but_skipped_steps_comes(tmp_path):
 # Folders that somebody has changed.
 
 
+@pytest.mark.slow
 def test_a_delayed_run_that_has_ended_is_not_extended(tmp_path):
   """Its last message has landed early, and would land once more."""
   ends = {'num_steps': 11, 'overlap.delay': 4, 'overlap.offset': 5}
@@ -472,6 +473,7 @@ def test_a_delayed_run_that_has_ended_is_not_extended(tmp_path):
     tiny.run(tmp_path, longer, changes=('num_steps',))
 
 
+@pytest.mark.slow
 def test_tokens_of_dropped_replicas_count(tmp_path):
   tiny.run(tmp_path, config_of('diloco', num_steps=10))
   fewer = config_of('diloco', num_steps=15, num_replicas=2)

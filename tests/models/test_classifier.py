@@ -18,6 +18,7 @@ def digits():
   return {'image': image, 'label': jnp.array(data.target, jnp.int32)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('kind', 'num_layers'), [('mlp', 2), ('convnet', 1)])
 def test_it_learns_digits(kind, num_layers):
   model = models.classifier(kind=kind, width=16, num_layers=num_layers)
@@ -56,6 +57,7 @@ def test_loss_and_accuracy_of_known_logits(kind):
   np.testing.assert_allclose(model.loss(params, batch), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS)
 def test_flops_are_those_of_the_compiled_forward_pass(kind):
   model = models.classifier(kind=kind, width=8, num_layers=2)
@@ -74,6 +76,7 @@ def test_flops_are_those_of_the_compiled_forward_pass(kind):
   assert 0.75 < ratio < 1.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS)
 def test_replicas_under_vmap_shard_map_and_alone_agree(kind):
   model = models.classifier(kind=kind, width=4, num_layers=2)

@@ -98,6 +98,7 @@ def test_loss_at_init_is_that_of_gaussian_logits(tied_head):
   )
 
 
+@pytest.mark.slow
 def test_qk_norm_ignores_the_scale_of_queries_and_keys():
   for qk_norm in (True, False):
     model = make(qk_norm=qk_norm)
@@ -110,6 +111,7 @@ def test_qk_norm_ignores_the_scale_of_queries_and_keys():
     assert same is qk_norm
 
 
+@pytest.mark.slow
 def test_tied_head_is_the_embedding():
   tied, separate = make(tied_head=True), make(tied_head=False)
   params, batch = draw(tied)
@@ -154,6 +156,7 @@ def test_evaluate_leaves_the_z_loss_out():
   )
 
 
+@pytest.mark.slow
 def test_bfloat16_multiplies_narrow_and_keeps_params_wide():
   wide, narrow = make(), make(dtype='bfloat16')
   params, batch = draw(wide)
@@ -171,6 +174,7 @@ def test_bfloat16_multiplies_narrow_and_keeps_params_wide():
   assert not [line for line in products if 'xf32>' in line]
 
 
+@pytest.mark.slow
 def test_remat_has_the_same_gradients_and_stores_less():
   sizes = dict(num_layers=2, seq_len=64)
   plain, remat = make(**sizes), make(remat=True, **sizes)
@@ -266,6 +270,7 @@ def _product_flops(jaxpr):
   return total
 
 
+@pytest.mark.slow
 def test_it_learns_a_sequence_by_heart():
   model = make(dim=32, head_dim=16, mlp_dim=64)
   # After a 3 comes a 5 or a 7, in turns: one token of context is too little.
@@ -288,9 +293,8 @@ def test_it_learns_a_sequence_by_heart():
   np.testing.assert_allclose(losses[-1], 2 * np.log(2) / 36, atol=0.01)
 
 
-@pytest.mark.parametrize(
-  'remat', [pytest.param(True, marks=pytest.mark.slow), False]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('remat', [True, False])
 def test_replicas_under_vmap_shard_map_and_alone_agree(remat):
   model = make(remat=remat, z_loss=0.1, num_layers=1)
   keys = jax.random.split(jax.random.key(0), 2)
@@ -320,6 +324,7 @@ def test_replicas_under_vmap_shard_map_and_alone_agree(remat):
   assert_trees_close(sharded, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('remat', [True, False])
 def test_shared_params_get_the_summed_gradient_in_a_shard_map(remat):
   model = make(remat=remat, tied_head=True, num_layers=1)

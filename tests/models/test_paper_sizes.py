@@ -60,6 +60,7 @@ def make(num_layers, dim, num_heads, head_dim, mlp_dim, vocab_size, mlp):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('row', DILOCO + STREAMING + SCALING, ids=str)
 def test_params_are_as_many_as_the_name_says(row):
   _, *sizes, expected, tolerance = row

@@ -77,6 +77,7 @@ def trained(fragments, params, num_steps, *, devices, static, **kwargs):
   return jax.jit(program)(*args, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('num_steps', 'devices', 'static', 'order', 'delay', 'alpha'),
   [

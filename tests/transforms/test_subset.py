@@ -272,6 +272,7 @@ def trained(how, static, cuts=(7,)):
   return jax.tree.leaves(args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('how', 'static', 'cuts'),
   [
@@ -307,6 +308,7 @@ def test_a_loop_over_one_static_step_draws_anew():
 # What travels.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pattern', _draw.PATTERNS)
 def test_only_the_drawn_values_travel(pattern):
   params = {name: jnp.ones(shape) for name, shape in SHAPES.items()}

@@ -280,6 +280,7 @@ def test_same_bits_under_every_map(name):
   assert formats.equal(jax.jit(sharded)(x), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['e3m0', 'top_k 12 bits', 'statistical'])
 def test_same_bits_without_a_compiler(name):
   x = np.random.default_rng(2).normal(size=(4, 5)).astype(np.float32)
