@@ -64,11 +64,13 @@ class Row(NamedTuple):
   Attributes:
     config: File of its config.
     fields: Fields that differ, as text.
+    rounds: Rounds of the long run: enough for messages to be what is sent.
     is_default: Whether it is measured if no rows are named.
   """
 
   config: str
   fields: dict[str, str]
+  rounds: int = 24
   is_default: bool = True
 
 
@@ -92,13 +94,13 @@ def _streaming(wire: str, *, is_default: bool = True) -> Row:
     'fragments': "{'by': 'bytes', 'num_fragments': 3}",
     'wire': f"{{{wire}, 'error_feedback': 0.0}}",
   }
-  return Row('configs/streaming.py', fields, is_default)
+  return Row('configs/streaming.py', fields, is_default=is_default)
 
 
 _MEAN = "'gather': 'mean', 'result': 'message'"
 _BLOCKS = "'block_size': 256, 'rounding': 'nearest'"
 ROWS = {
-  'data parallel': Row('configs/data_parallel.py', {}),
+  'data parallel': Row('configs/data_parallel.py', {}, rounds=6),
   'DiLoCo float32': Row('configs/diloco.py', _ROUNDS),
   'Streaming bfloat16': _streaming(f"'format': 'bfloat16', {_MEAN}"),
   'Streaming int8': _streaming(f"'format': 'int8', {_BLOCKS}, {_MEAN}"),
@@ -106,7 +108,7 @@ ROWS = {
   'Streaming e3m0, all messages': _streaming(
     f"'format': 'e3m0', {_BLOCKS}, 'gather': 'messages'", is_default=False
   ),
-  'NoLoCo': Row('configs/noloco.py', _ROUNDS, False),
+  'NoLoCo': Row('configs/noloco.py', _ROUNDS, is_default=False),
 }
 
 
@@ -137,11 +139,11 @@ def main() -> None:
   for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, lambda number, frame: sys.exit(128 + number))
   jax.config.update('jax_num_cpu_devices', args.processes)
-  short, long = EVERY * SHORT, EVERY * args.rounds
   load = os.getloadavg()[0]
   found: dict[str, Any] = {}
   delayed_by = ''
   for name in args.rows:
+    short, long = EVERY * SHORT, EVERY * ROWS[name].rounds
     predicted = [
       predict(name, steps, args.processes) for steps in (short, long)
     ]
@@ -363,9 +365,6 @@ def parse_args() -> argparse.Namespace:
   parser.add_argument(
     '--rows', nargs='+', choices=ROWS, default=default, help='which'
   )
-  parser.add_argument(
-    '--rounds', type=int, default=8, help='of a long run; a short one has 2'
-  )
   parser.add_argument('--repeats', type=int, default=1, help='of long runs')
   parser.add_argument(
     '--timeout', type=float, default=120.0, help='seconds without a process'
@@ -374,8 +373,6 @@ def parse_args() -> argparse.Namespace:
     '--limit', type=float, default=600.0, help='seconds of a whole run'
   )
   args = parser.parse_args()
-  if args.rounds < 4:
-    parser.error(f'`--rounds` must be at least 4, got {args.rounds}.')
   if args.repeats < 1 or args.delay < 0:
     parser.error('`--repeats` must be at least 1, `--delay` at least 0.')
   return args

@@ -12,6 +12,7 @@ from dilojax import _segment
 from dilojax import build
 from dilojax import evaluate
 from dilojax import replicas
+from dilojax import train
 from dilojax._claims import Total as Total
 from dilojax._collectives import Collective as Collective
 from dilojax._collectives import axes as axes
@@ -123,8 +124,11 @@ def _on_devices(config, devices):
 
 def _segments(setup, links) -> dict[tuple, list[_segment.Segment]]:
   """Returns the segments of the whole run by the program that they run."""
-  periods = (setup.log_every, setup.eval_every, setup.checkpoint_every)
-  is_stop = lambda step: any(step % every == 0 for every in periods)
+  logs = train.log_steps(setup, links)
+  periods = (setup.eval_every, setup.checkpoint_every)
+  is_stop = lambda step: (
+    logs(step) or any(step % every == 0 for every in periods)
+  )
   found: dict[tuple, list[_segment.Segment]] = {}
   for segment in _segment.plan(setup, links, 1, setup.num_steps, is_stop):
     found.setdefault(segment.pattern, []).append(segment)

@@ -1,6 +1,6 @@
 """The training loop: segments on the devices, records on the host."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import pathlib
 import types
 from typing import Any, NamedTuple
@@ -233,7 +233,7 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
   """Trains to the end, or to a signal, and returns the position there."""
   begin = position
   spent = position.seconds - clock()
-  logs = _log_steps(setup, programs)
+  logs = log_steps(setup, programs.links)
   evaluates, saves = (
     lambda step, every=every: step % every == 0 or step == setup.num_steps
     for every in (setup.eval_every, setup.checkpoint_every)
@@ -275,15 +275,20 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
   return position
 
 
-def _log_steps(setup, programs):
+def log_steps(
+  setup: build.Setup, links: Sequence[transforms.Link]
+) -> Callable[[int], bool]:
   """Returns the function that tells whether a record follows a step.
 
   Every `log_every` steps; while messages are on their way, which a record
   would cut off from the steps that hide them, after they have landed.
+
+  Args:
+    setup: The run.
+    links: The links that communicate.
   """
   rests = lambda step: all(
-    link.overwrites is None or link.schedule.rests(step)
-    for link in programs.links
+    link.overwrites is None or link.schedule.rests(step) for link in links
   )
 
   def logs(step):
@@ -342,7 +347,7 @@ def _save_before(setup, programs, checkpoints, step):
   """
   position = _newest(setup, programs, checkpoints, step - 1)
   begin, window = position, position.window
-  logs = _log_steps(setup, programs)
+  logs = log_steps(setup, programs.links)
   for position, values in advance(
     setup, programs, begin, step - 1, is_cut=logs
   ):
