@@ -183,42 +183,24 @@ def _fused(
   *,
   lead: int,
 ) -> list[jax.Array]:
-  """Moves all arrays in one buffer, with `lead` axes kept in front.
-
-  Arrays of several types travel as bytes. What agrees along axes inside a
-  replica stays apart from what does not.
-  """
+  """Moves arrays of a type in one buffer, with `lead` axes kept in front."""
   moved = list(leaves)
-  together: dict[Any, list[int]] = {}
+  by_type: dict[Any, list[int]] = {}
   for number, leaf in enumerate(leaves):
     if leaf.size:
+      # What agrees along axes inside a replica stays apart from what does not.
       varying = jax.typeof(leaf).manual_axis_type.varying
-      together.setdefault(varying, []).append(number)
+      by_type.setdefault((leaf.dtype, varying), []).append(number)
     elif not lead:
       moved[number] = leaf[None]
-  for numbers in together.values():
-    as_bytes = len({leaves[n].dtype for n in numbers}) > 1
-    parts = [_flat(leaves[n], lead, as_bytes) for n in numbers]
+  for numbers in by_type.values():
+    parts = [leaves[n].reshape(*leaves[n].shape[:lead], -1) for n in numbers]
+    ends = [part.shape[-1] for part in parts]
     buffer = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
     buffer = collective(buffer)
     start = 0
-    for n, part in zip(numbers, parts):
-      piece = buffer[:, start : start + part.shape[-1]]
-      moved[n] = _unflat(piece, leaves[n], lead)
-      start += part.shape[-1]
+    for n, length in zip(numbers, ends):
+      piece = buffer[:, start : start + length]
+      moved[n] = piece.reshape(-1, *leaves[n].shape[lead:])
+      start += length
   return moved
-
-
-def _flat(leaf, lead, as_bytes):
-  flat = leaf.reshape(*leaf.shape[:lead], -1)
-  if not as_bytes or leaf.dtype == jnp.uint8:
-    return flat
-  octets = jax.lax.bitcast_convert_type(flat, jnp.uint8)
-  return octets.reshape(*flat.shape[:-1], -1)
-
-
-def _unflat(piece, like, lead):
-  if piece.dtype != like.dtype:
-    octets = piece.reshape(len(piece), -1, like.dtype.itemsize)
-    piece = jax.lax.bitcast_convert_type(octets, like.dtype)
-  return piece.reshape(-1, *like.shape[lead:])
