@@ -45,9 +45,7 @@ def make_send(config: Config) -> optax.GradientTransformation:
       if decay
       else transforms.encode(codec, seed=seed)
     )
-  return (
-    optax.chain(*links) if len(links) > 1 else [*links, optax.identity()][0]
-  )
+  return optax.chain(*links) if links else optax.identity()
 
 
 def make_reduce(

@@ -112,6 +112,19 @@ def batches(setup: build.Setup, segment: Segment) -> Any:
   return processes.put(shaped, sharding)
 
 
+def abstract_batches(setup: build.Setup) -> Any:
+  """Returns the shapes, types and places of what :func:`batches` returns."""
+  placement = setup.placement
+  shape = (*placement.num_replicas.values(), max_steps(setup))
+  sharding = jax.NamedSharding(placement.mesh, _batch_spec(setup))
+  return {
+    name: jax.ShapeDtypeStruct(
+      (*shape, *leaf.shape), leaf.dtype, sharding=sharding
+    )
+    for name, leaf in setup.streams.batch(1, 0).items()
+  }
+
+
 def make_step(
   model: models.Model,
   tx: optax.GradientTransformationExtraArgs,

@@ -137,24 +137,10 @@ def _segments(setup, links) -> dict[tuple, list[_segment.Segment]]:
 
 def _arguments(setup, segment):
   """Returns the abstract batches and lengths of a segment."""
-  placement = setup.placement
-  sizes = tuple(placement.num_replicas.values())
-  micro_batch = setup.batch_size // setup.accumulate
-  is_even = micro_batch % placement.mesh.shape[replicas.FSDP] == 0
-  inside = replicas.FSDP if is_even else None
-  place = lambda *names: jax.NamedSharding(placement.mesh, jax.P(*names))
-  batches = {
-    name: jax.ShapeDtypeStruct(
-      (*sizes, _segment.max_steps(setup), *leaf.shape),
-      leaf.dtype,
-      sharding=place(*placement.num_replicas, None, inside),
-    )
-    for name, leaf in setup.streams.batch(1, 0).items()
-  }
-  lengths = jax.ShapeDtypeStruct(
-    (len(segment.runs),), np.int32, sharding=place()
-  )
-  return batches, lengths
+  place = jax.NamedSharding(setup.placement.mesh, jax.P())
+  shape = (len(segment.runs),)
+  lengths = jax.ShapeDtypeStruct(shape, np.int32, sharding=place)
+  return _segment.abstract_batches(setup), lengths
 
 
 def _loop_lengths(segment) -> list[int]:

@@ -33,8 +33,10 @@ from dilojax.transforms._methods import diloco as diloco
 from dilojax.transforms._methods import hierarchical as hierarchical
 from dilojax.transforms._methods import local_sgd as local_sgd
 from dilojax.transforms._methods import lookahead as lookahead
+from dilojax.transforms._methods import loscar_sgd as loscar_sgd
 from dilojax.transforms._methods import post_local as post_local
 from dilojax.transforms._methods import snoo as snoo
+from dilojax.transforms._methods import sparta as sparta
 from dilojax.transforms._prune import sign_prune as sign_prune
 from dilojax.transforms._recipes import cocodc as cocodc
 from dilojax.transforms._recipes import decoupled_merge as decoupled_merge
@@ -66,8 +68,6 @@ from dilojax.transforms._streaming import offsets as offsets
 from dilojax.transforms._streaming import streaming_diloco as streaming_diloco
 from dilojax.transforms._subset import SubsetOver as SubsetOver
 from dilojax.transforms._subset import SubsetState as SubsetState
-from dilojax.transforms._subset import loscar_sgd as loscar_sgd
-from dilojax.transforms._subset import sparta as sparta
 from dilojax.transforms._subset import subset_mean_over as subset_mean_over
 from dilojax.transforms._synchronize import SynchronizeState as SynchronizeState
 from dilojax.transforms._synchronize import synchronize as synchronize

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import optax
 
+from dilojax.transforms import _merge
 from dilojax.transforms import _reduce
 from dilojax.transforms import _sharing
+from dilojax.transforms import _subset
 from dilojax.transforms import _synchronize
 from dilojax.transforms import _until
 
@@ -178,6 +180,93 @@ def snoo(
     optax.sgd(lr, momentum=momentum, nesterov=True),
     every=every,
     reduce=optax.identity(),
+  )
+  return optax.chain(inner, link)
+
+
+def sparta(
+  inner: optax.GradientTransformation,
+  fraction: float = 0.005,
+  *,
+  outer: optax.GradientTransformation | None = None,
+  every: int | None = None,
+  pattern: str = 'independent',
+  seed: int = 0,
+  axis_name: str | Sequence[str] = 'replica',
+) -> optax.GradientTransformationExtraArgs:
+  """Averages a few random entries of the params after each inner step.
+
+  With `outer` and `every`, also DiLoCo: the released code has
+  `optax.sgd(0.7, momentum=0.9, nesterov=True)` and 100 inner steps.
+
+  Args:
+    inner: Optimizer of the local steps.
+    fraction: Share of the entries, above 0 and up to 1.
+    outer: Optimizer of the anchor, or None for no anchor.
+    every: Number of inner steps per round of DiLoCo, or None.
+    pattern: How entries are drawn, see :func:`subset_mean_over`.
+    seed: Seed of the draws.
+    axis_name: Name, or names, of the mapped axes that enumerate replicas.
+
+  Returns:
+    A chain of `inner`, :func:`subset_mean_over` and, with `outer`,
+    :func:`synchronize`, which sees the replica averaged.
+
+  Raises:
+    ValueError: If one of `outer` and `every` is given alone.
+
+  References:
+    Released as code by EXO Labs, without a paper.
+  """
+  if (outer is None) != (every is None):
+    raise ValueError(
+      f'`outer` and `every` belong together, got {outer} and {every}: give'
+      ' both for DiLoCo, or none.'
+    )
+  links = [
+    _subset.subset_mean_over(axis_name, fraction, pattern=pattern, seed=seed)
+  ]
+  if outer is not None and every is not None:
+    mean = _reduce.mean_over(axis_name)
+    links.append(_synchronize.synchronize(outer, every=every, reduce=mean))
+  return optax.chain(inner, *links)
+
+
+def loscar_sgd(
+  inner: optax.GradientTransformation,
+  *,
+  every: int,
+  fraction: float,
+  delay: int = 0,
+  merge: _merge.Merge | None = None,
+  seed: int = 0,
+  axis_name: str | Sequence[str] = 'replica',
+) -> optax.GradientTransformationExtraArgs:
+  """Local SGD that averages random entries, while training goes on.
+
+  Args:
+    inner: Optimizer of the local steps.
+    every: Number of inner steps per round, at least 1.
+    fraction: Share of the entries, above 0 and up to 1.
+    delay: Number of inner steps that a message is on its way.
+    merge: How means enter the replica, by default :func:`delta`;
+      :func:`overwrite` is the baseline that loses the steps in between.
+    seed: Seed of the draws.
+    axis_name: Name, or names, of the mapped axes that enumerate replicas.
+
+  Returns:
+    A chain of `inner` and :func:`subset_mean_over`.
+
+  References:
+    `LOSCAR-SGD <https://arxiv.org/abs/2605.20866>`_, 2026
+  """
+  link = _subset.subset_mean_over(
+    axis_name,
+    fraction,
+    every=every,
+    delay=delay,
+    merge=_merge.delta() if merge is None else merge,
+    seed=seed,
   )
   return optax.chain(inner, link)
 

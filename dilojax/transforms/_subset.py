@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import optax
 
 from dilojax import schedule as schedule_lib
+from dilojax.transforms import _checks
 from dilojax.transforms import _draw
 from dilojax.transforms import _merge
 from dilojax.transforms import _reduce
 from dilojax.transforms import _sharing
-from dilojax.transforms import _synchronize
 
 _LARGEST_LEAF = 2**31 - 1
 _DELTA = _merge.delta()
@@ -166,7 +166,7 @@ def subset_mean_over(
       raise ValueError(
         '`subset_mean_over` averages params: pass `params` to `update`.'
       )
-    _check_step(step, final)
+    _checks.check_step(step, final)
     olds, structure = jax.tree.flatten(params)
     # What was launched before this step. A step as an int may stand for others
     # of its kind, as in a loop: draws come from the state.
@@ -238,86 +238,6 @@ def subset_mean_over(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def sparta(
-  inner: optax.GradientTransformation,
-  fraction: float = 0.005,
-  *,
-  outer: optax.GradientTransformation | None = None,
-  every: int | None = None,
-  pattern: str = 'independent',
-  seed: int = 0,
-  axis_name: str | Sequence[str] = 'replica',
-) -> optax.GradientTransformationExtraArgs:
-  """Averages a few random entries of the params after each inner step.
-
-  With `outer` and `every`, also DiLoCo: the released code has
-  `optax.sgd(0.7, momentum=0.9, nesterov=True)` and 100 inner steps.
-
-  Args:
-    inner: Optimizer of the local steps.
-    fraction: Share of the entries, above 0 and up to 1.
-    outer: Optimizer of the anchor, or None for no anchor.
-    every: Number of inner steps per round of DiLoCo, or None.
-    pattern: How entries are drawn, see :func:`subset_mean_over`.
-    seed: Seed of the draws.
-    axis_name: Name, or names, of the mapped axes that enumerate replicas.
-
-  Returns:
-    A chain of `inner`, :func:`subset_mean_over` and, with `outer`,
-    :func:`synchronize`, which sees the replica averaged.
-
-  Raises:
-    ValueError: If one of `outer` and `every` is given alone.
-
-  References:
-    Released as code by EXO Labs, without a paper.
-  """
-  if (outer is None) != (every is None):
-    raise ValueError(
-      f'`outer` and `every` belong together, got {outer} and {every}: give'
-      ' both for DiLoCo, or none.'
-    )
-  links = [subset_mean_over(axis_name, fraction, pattern=pattern, seed=seed)]
-  if outer is not None and every is not None:
-    mean = _reduce.mean_over(axis_name)
-    links.append(_synchronize.synchronize(outer, every=every, reduce=mean))
-  return optax.chain(inner, *links)
-
-
-def loscar_sgd(
-  inner: optax.GradientTransformation,
-  *,
-  every: int,
-  fraction: float,
-  delay: int = 0,
-  merge: _merge.Merge = _DELTA,
-  seed: int = 0,
-  axis_name: str | Sequence[str] = 'replica',
-) -> optax.GradientTransformationExtraArgs:
-  """Local SGD that averages random entries, while training goes on.
-
-  Args:
-    inner: Optimizer of the local steps.
-    every: Number of inner steps per round, at least 1.
-    fraction: Share of the entries, above 0 and up to 1.
-    delay: Number of inner steps that a message is on its way.
-    merge: How means enter the replica; :func:`overwrite` is the baseline that
-      loses the steps in between.
-    seed: Seed of the draws.
-    axis_name: Name, or names, of the mapped axes that enumerate replicas.
-
-  Returns:
-    A chain of `inner` and :func:`subset_mean_over`.
-
-  References:
-    `LOSCAR-SGD <https://arxiv.org/abs/2605.20866>`_, 2026
-  """
-  link = subset_mean_over(
-    axis_name, fraction, every=every, delay=delay, merge=merge, seed=seed
-  )
-  return optax.chain(inner, link)
-
-
 def _checked(fraction, every, delay, pattern):
   if fraction == 0:
     raise ValueError(
@@ -329,7 +249,7 @@ def _checked(fraction, every, delay, pattern):
       f'`fraction` must be above 0 and at most 1, got {fraction}.'
     )
   for name, value in {'every': every, 'delay': delay}.items():
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not _checks.is_int(value):
       raise ValueError(f'`{name}` must be an int, got {value!r}.')
   if every < 1:
     raise ValueError(f'`every` must be at least 1, got {every}.')
@@ -367,17 +287,3 @@ def _check_leaves(leaves):
 
 def _wide_type(leaf):
   return jnp.promote_types(jnp.result_type(leaf), jnp.float32)
-
-
-def _check_step(step, final):
-  is_int = isinstance(step, int) and not isinstance(step, bool)
-  if step is not None and not (is_int and step >= 1):
-    raise ValueError(
-      '`step` must be a Python int, counted from 1 (None to decide while'
-      f' running), got {step!r}.'
-    )
-  if final and step is None:
-    raise ValueError(
-      '`final` is decided while tracing: pass `step`, the number of the last'
-      ' inner step as a Python int, as well.'
-    )

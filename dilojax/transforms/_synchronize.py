@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dilojax import schedule as schedule_lib
+from dilojax.transforms import _checks
 from dilojax.transforms import _merge
 from dilojax.transforms import _reduce
 from dilojax.transforms import _sharing
@@ -193,7 +194,7 @@ def synchronize(
       raise ValueError(
         '`synchronize` measures displacement: pass `params` to `update`.'
       )
-    _check_step(step, final)
+    _checks.check_step(step, final)
 
     plan = state.plan
 
@@ -320,7 +321,7 @@ def _checked_schedule(every, offset, delay, start):
   offset = every if offset is None else offset
   named = {'every': every, 'offset': offset, 'delay': delay, 'start': start}
   for name, value in named.items():
-    if not _is_int(value):
+    if not _checks.is_int(value):
       raise ValueError(f'`{name}` must be an int, got {value!r}.')
   if every < 1:
     raise ValueError(f'`every` must be at least 1, got {every}.')
@@ -338,20 +339,3 @@ def _checked_schedule(every, offset, delay, start):
   if start < 0:
     raise ValueError(f'`start` must be at least 0, got {start}.')
   return schedule_lib.Schedule(every, offset, delay, start)
-
-
-def _check_step(step, final):
-  if step is not None and not (_is_int(step) and step >= 1):
-    raise ValueError(
-      '`step` must be a Python int, counted from 1 (None to decide while'
-      f' running), got {step!r}.'
-    )
-  if final and step is None:
-    raise ValueError(
-      '`final` is decided while tracing: pass `step`, the number of the last'
-      ' inner step as a Python int, as well.'
-    )
-
-
-def _is_int(value):
-  return isinstance(value, int) and not isinstance(value, bool)
