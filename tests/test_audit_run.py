@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -227,20 +228,13 @@ def test_disagreement_is_an_exit_status(monkeypatch, capsys):
 # The compiler for TPUs that are not there.
 
 
-def on_tpus(target, **overrides):
+def on_tpus(target, config='configs/delayed.py', **overrides):
   """Runs the command, and returns what it printed."""
   if not importlib.util.find_spec('libtpu'):
     pytest.skip("libtpu is not installed: pip install 'dilojax[tpu-aot]'.")
-  small = {
-    'num_steps': 100,
-    'log_every': 100,
-    'eval_every': 100,
-    'model.num_layers': 1,
-    'data.batch_size': 4,
-    'eval_sequences': 4,
-  }
+  small = {'num_steps': 100, 'log_every': 100, 'eval_every': 100}
   command = [sys.executable, '-m', 'dilojax.cli', 'audit', '--json']
-  command += ['--config=configs/delayed.py', f'--target={target}']
+  command += [f'--config={config}', f'--target={target}']
   command += [
     f'--config.{name}={value}' for name, value in {**small, **overrides}.items()
   ]
@@ -255,9 +249,27 @@ def on_tpus(target, **overrides):
   return json.loads(done.stdout)
 
 
+SMALL_DECODER = {
+  'model.num_layers': 1,
+  'data.batch_size': 4,
+  'eval_sequences': 4,
+}
+SMALL_MLP = {
+  'model': {'name': 'mlp', 'width': 512, 'num_layers': 3},
+  'data': {
+    'corpus': 'digits',
+    'heldout_fraction': 0.1,
+    'non_iid': 0.0,
+    'batch_size': 64,
+  },
+  'inner.peak_lr': 1e-3,
+  'eval_sequences': 64,
+}
+
+
 @pytest.mark.slow
 def test_late_messages_between_slices_fly_over_the_delayed_steps():
-  found = on_tpus('tpu:v5e:2x2x4')
+  found = on_tpus('tpu:v5e:2x2x4', **SMALL_DECODER)
   assert found['mesh'] == {'replica': 4, 'fsdp': 4, 'tensor': 1}
   [streamed] = [
     each
@@ -281,8 +293,48 @@ def test_late_messages_between_slices_fly_over_the_delayed_steps():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('gather', ('mean', 'messages'))
+def test_all_that_streams_between_slices_is_in_flight(gather):
+  result = {'mean': 'message', 'messages': None}[gather]
+  found = on_tpus(
+    'tpu:v5e:2x2x4',
+    'configs/streaming.py',
+    **SMALL_MLP,
+    **{
+      'fragments': {'by': 'bytes', 'num_fragments': 3},
+      'overlap.delay': 8,
+      'wire.gather': gather,
+      'wire.result': result,
+    },
+  )
+  streamed = [each for each in found['programs'] if 'land' in each['name']]
+  assert len(streamed) == 3
+  per_step = set()
+  for program in found['programs'][:-1]:  # The last is evaluation.
+    num_steps = sum(map(int, re.findall(r'(\d+) step', program['name'])))
+    num_steps += len(re.findall('launch|relay|land|final', program['name']))
+    moved = [
+      row['nbytes']
+      for row in program['rows']
+      if 'replica' not in row['axes'] and row['op'] != 'all-reduce'
+    ]
+    per_step.add(sum(moved) / num_steps)
+  for program in streamed:
+    rows = [row for row in program['rows'] if 'replica' in row['axes']]
+    ops = {row['op'] for row in rows}
+    assert ops & ({'all-to-all'} if gather == 'mean' else {'all-gather'})
+    for row in rows:
+      assert row['axes'] == ['replica'] and row['is_sent']
+      # Both collectives: each over its half of the delayed steps.
+      assert row['between']['steps'] == {'mean': 3, 'messages': 7}[gather]
+  # The layers' own gathers, those of every inner step, and no other.
+  assert len(per_step) == 1 and per_step.pop() > 0
+  assert found['totals'][0]['agrees']
+
+
+@pytest.mark.slow
 def test_a_slice_by_itself_is_a_target():
-  found = on_tpus('tpu:v5e:2x2')
+  found = on_tpus('tpu:v5e:2x2', **SMALL_DECODER)
   assert found['mesh'] == {'replica': 4, 'fsdp': 1, 'tensor': 1}
   [total] = found['totals']
   assert total['compiled'] == total['ledger'] > 0

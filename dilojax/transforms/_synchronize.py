@@ -253,7 +253,10 @@ def synchronize(
 
     def relay(updates, state):
       if steps is not None:
-        arrived = steps.share(state.relayed, state.anchor)
+        # Without a barrier the second collective could start at the launch, and
+        # the compiler waits for the first in order to do so.
+        updates, met = jax.lax.optimization_barrier((updates, state.relayed))
+        arrived = steps.share(met, state.anchor)
         state = state._replace(arrived=arrived)
       return updates, state
 
