@@ -44,6 +44,9 @@ def make(
     return transforms.sparta(
       inner, **config['subset'], seed=config['seed'], axis_name=names
     )
+  if method == 'dreamddp':
+    turns = [turn.split() for turn in config['turns'].split(';')]
+    return transforms.dreamddp(inner, turns, axis_name=names)
   shared = {'every': config['every'], 'axis_name': names}
   if method == 'local_sgd':
     return transforms.local_sgd(inner, **shared)
@@ -177,7 +180,7 @@ def _sorted_levels(config):
 def _levels(config, axis_names):
   levels = _sorted_levels(config)
   axes = [level['axis'] for level in levels]
-  reserved = (replicas.FSDP, replicas.TENSOR)
+  reserved = replicas.INSIDE
   taken = [axis for axis in axes if axis.startswith('local_')]
   if len(set(axes)) < len(axes) or set(axes) & set(reserved) or taken:
     raise ValueError(

@@ -58,7 +58,7 @@ def over_shards(tx: Any, placement: replicas.Placement) -> Any:
   def over(fn, in_specs, out_specs):
     return jax.shard_map(
       fn,
-      axis_names={replicas.FSDP, replicas.TENSOR},
+      axis_names=set(replicas.INSIDE),
       in_specs=in_specs,
       out_specs=out_specs,
     )

@@ -66,11 +66,12 @@ class Setup(NamedTuple):
   keep_checkpoints: int
 
 
-def make(config: Config) -> Setup:
+def make(config: Config, *, dataset: data.Dataset | None = None) -> Setup:
   """Builds a run.
 
   Args:
     config: As in `configs/`.
+    dataset: The corpus of the config, None to load it.
 
   Returns:
     The parts of the run.
@@ -82,7 +83,9 @@ def make(config: Config) -> Setup:
   config = resolve(config)
   check(config)
   placement = make_placement(config)
-  model, dataset = make_model(config), make_dataset(config)
+  shards = (placement.mesh.shape[name] for name in replicas.INSIDE)
+  model = make_model(config, one_hot=min(shards) > 1)
+  dataset = make_dataset(config) if dataset is None else dataset
   if dataset.vocab_size and dataset.vocab_size != config['model']['vocab_size']:
     raise ValueError(
       f"`model.vocab_size` must be the tokenizer's ({dataset.vocab_size}),"
@@ -274,13 +277,19 @@ def make_optimizer(
   return _optimizer.make(config, placement.axis_names, over_shards)
 
 
-def make_model(config: Mapping) -> models.Model:
-  """Builds the model, from the group `model` and the length of sequences."""
+def make_model(config: Mapping, *, one_hot: bool = False) -> models.Model:
+  """Builds the model, from the group `model` and the length of sequences.
+
+  Args:
+    config: As in `configs/`.
+    one_hot: As of :func:`dilojax.models.decoder`.
+  """
   fields = dict(config['model'])
   name = fields.pop('name')
-  if name == 'decoder':
-    return models.decoder(seq_len=config['data']['seq_len'], **fields)
-  return models.classifier(kind=name, **fields)
+  if name != 'decoder':
+    return models.classifier(kind=name, **fields)
+  seq_len = config['data']['seq_len']
+  return models.decoder(seq_len=seq_len, one_hot=one_hot, **fields)
 
 
 def make_dataset(config: Mapping) -> data.Dataset:

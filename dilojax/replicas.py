@@ -18,6 +18,7 @@ import jax.numpy as jnp
 AXIS = 'replica'
 FSDP = 'fsdp'
 TENSOR = 'tensor'
+INSIDE = (FSDP, TENSOR)  # Axes inside a replica.
 
 
 class Placement(NamedTuple):
@@ -122,7 +123,7 @@ def place(
       f' devices ({num_devices}), of which each replica takes {inside}'
       ' (`fsdp` times `tensor`).'
     )
-  names = (*num_replicas, FSDP, TENSOR)
+  names = (*num_replicas, *INSIDE)
   # Auto, so that the compiler lays out what happens inside a replica.
   auto = (jax.sharding.AxisType.Auto,) * len(names)
   sizes = (*shape, fsdp or 1, tensor)
@@ -309,7 +310,7 @@ def inner_spec(
 ) -> list[str | None]:
   """Shards the longest axis over fsdp and the next over tensor."""
   spec: list[str | None] = [None] * len(shape)
-  for name in (FSDP, TENSOR):
+  for name in INSIDE:
     size = mesh.shape[name]
     free = [
       number

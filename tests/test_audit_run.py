@@ -100,7 +100,7 @@ def test_a_replica_sends_its_shards(monkeypatch):
   monkeypatch.setattr(
     build,
     'make_model',
-    lambda config: make_model(config)._replace(
+    lambda *args, **options: make_model(*args, **options)._replace(
       loss=squares, evaluate=lambda *args: {'loss': squares(*args)}
     ),
   )
@@ -293,7 +293,7 @@ def test_late_messages_between_slices_fly_over_the_delayed_steps():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('gather', ('mean', 'messages'))
+@pytest.mark.parametrize('gather', ['mean', 'messages'])
 def test_all_that_streams_between_slices_is_in_flight(gather):
   result = {'mean': 'message', 'messages': None}[gather]
   found = on_tpus(
@@ -324,11 +324,13 @@ def test_all_that_streams_between_slices_is_in_flight(gather):
     ops = {row['op'] for row in rows}
     assert ops & ({'all-to-all'} if gather == 'mean' else {'all-gather'})
     for row in rows:
-      assert row['axes'] == ['replica'] and row['is_sent']
+      assert row['axes'] == ['replica']
+      assert row['is_sent']
       # Both collectives: each over its half of the delayed steps.
       assert row['between']['steps'] == {'mean': 3, 'messages': 7}[gather]
   # The layers' own gathers, those of every inner step, and no other.
-  assert len(per_step) == 1 and per_step.pop() > 0
+  assert len(per_step) == 1
+  assert per_step.pop() > 0
   assert found['totals'][0]['agrees']
 
 

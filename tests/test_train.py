@@ -501,3 +501,18 @@ def test_evaluations_must_be_there(tmp_path):
   (tmp_path / 'metrics.jsonl').unlink()
   with pytest.raises(ValueError, match='must hold the evaluation of step 13'):
     tiny.run(tmp_path, config)
+
+
+@pytest.mark.parametrize('model', ['decoder', 'mlp'])
+def test_shards_inside_a_replica_change_nothing(model):
+  fields = {} if model == 'decoder' else DIGITS
+  found = []
+  for mesh in ({'mesh.fsdp': 2, 'mesh.tensor': 2, 'mesh.num_devices': 8}, {}):
+    config = tiny.config('diloco', **{**fields, 'num_replicas': 2, **mesh})
+    setup = build.make(config)
+    programs = train.make_programs(setup)
+    first = _position.start(setup, programs.axes)
+    *_, (_, values) = train.advance(setup, programs, first, 6)
+    found.append(np.asarray(values))
+  assert found[0].shape == found[1].shape
+  np.testing.assert_allclose(found[0], found[1], rtol=1e-5)

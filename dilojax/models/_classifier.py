@@ -4,6 +4,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from dilojax.models import _layers
 from dilojax.models import _model
 
 KERNEL = 3
@@ -80,9 +81,9 @@ def classifier(
       )
     logits_BxC = nnx.merge(graph, nnx.State(params))(image_BxHxW)
     log_prob_BxC = jax.nn.log_softmax(logits_BxC)
-    log_prob_Bx1 = jnp.take_along_axis(log_prob_BxC, label_B[:, None], axis=1)
+    log_prob_B = _layers.pick(log_prob_BxC, label_B)
     hit_B = logits_BxC.argmax(axis=1) == label_B
-    return {'loss': -jnp.mean(log_prob_Bx1), 'accuracy': jnp.mean(hit_B)}
+    return {'loss': -jnp.mean(log_prob_B), 'accuracy': jnp.mean(hit_B)}
 
   def loss(params, batch):
     return evaluate(params, batch)['loss']

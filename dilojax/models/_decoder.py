@@ -23,6 +23,7 @@ def decoder(
   z_loss: float,
   dtype: str,
   remat: bool,
+  one_hot: bool = False,
 ) -> _model.Model:
   r"""Predicts each token of a sequence from those before it.
 
@@ -62,6 +63,10 @@ def decoder(
     remat: Whether the backward pass computes each block again instead of
       storing what is inside: less memory for a third more computation. (XLA
       on CPU computes again, but early, and so frees little.)
+    one_hot: Whether embeddings are products with one-hot vectors, and not
+      looked up. XLA aborts at looking up in a table that two axes of a mesh
+      shard inside a replica. Costs 2 `vocab_size` `dim` operations per token,
+      which `flops` does not count.
 
   Returns:
     A :class:`Model`, whose `evaluate` gives `loss`, without z-loss. Its params
@@ -108,7 +113,9 @@ def decoder(
     )
   _model.check_choice('mlp', mlp, ('swiglu', 'gelu'))
   _model.check_choice('dtype', dtype, ('float32', 'bfloat16'))
-  flags = dict(tied_head=tied_head, qk_norm=qk_norm, remat=remat)
+  flags = dict(
+    tied_head=tied_head, qk_norm=qk_norm, remat=remat, one_hot=one_hot
+  )
   for name, flag in flags.items():
     if not isinstance(flag, bool):
       raise ValueError(f'`{name}` must be True or False, got {flag!r}.')
@@ -130,6 +137,7 @@ def decoder(
       qk_norm=qk_norm,
       dtype=dtype,
       remat=remat,
+      one_hot=one_hot,
       rngs=rngs,
     )
 
@@ -148,9 +156,8 @@ def decoder(
     model = nnx.merge(graph, nnx.State(params))
     logits_BxLxV = model(tokens_BxL[:, :-1]).astype(jnp.float32)
     log_total_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1)
-    target_BxLx1 = tokens_BxL[:, 1:, None]
-    logit_BxLx1 = jnp.take_along_axis(logits_BxLxV, target_BxLx1, axis=-1)
-    cross_entropy = jnp.mean(log_total_BxL - logit_BxLx1[..., 0])
+    logit_BxL = _layers.pick(logits_BxLxV, tokens_BxL[:, 1:])
+    cross_entropy = jnp.mean(log_total_BxL - logit_BxL)
     return cross_entropy, z_loss * jnp.mean(jnp.square(log_total_BxL))
 
   def loss(params, batch):
@@ -185,10 +192,12 @@ class _Decoder(nnx.Module):
     qk_norm,
     dtype,
     remat,
+    one_hot,
     rngs,
   ):
     self.dtype = dtype
     self.remat = remat
+    self.one_hot = one_hot
     self.tied_head = tied_head
     # Two additions a block: the residual stream keeps its size at any depth.
     out_scale = (2 * num_layers) ** -0.5
@@ -212,12 +221,17 @@ class _Decoder(nnx.Module):
       self.head = _layers.normal(rngs, dim, vocab_size)
 
   def __call__(self, tokens_BxL):
-    x_BxLxD = self.embed[...][tokens_BxL].astype(self.dtype)
+    embed_VxD = self.embed[...]
+    if self.one_hot:
+      one_hot_BxLxV = jax.nn.one_hot(tokens_BxL, embed_VxD.shape[0])
+      x_BxLxD = (one_hot_BxLxV @ embed_VxD).astype(self.dtype)
+    else:
+      x_BxLxD = embed_VxD[tokens_BxL].astype(self.dtype)
     apply = lambda block, x_BxLxD: block(x_BxLxD)
     if self.remat:
       apply = nnx.remat(apply)
     for name in self.layers:
       x_BxLxD = apply(getattr(self, name), x_BxLxD)
     x_BxLxD = _layers.rms_norm(x_BxLxD, self.final_norm[...])
-    head_DxV = self.embed[...].T if self.tied_head else self.head[...]
+    head_DxV = embed_VxD.T if self.tied_head else self.head[...]
     return _layers.matmul(x_BxLxD, head_DxV)
