@@ -260,7 +260,9 @@ def _own_replicas(placement, sharding):
 def _needs_final(setup, links):
   """Tells whether the last step is other than the schedules make it."""
   last = setup.num_steps
-  ends = lambda schedule: schedule.delay == 0 and schedule.launches(last)
+  ends = lambda schedule: (
+    schedule.delay == 0 and not schedule.late and schedule.launches(last)
+  )
   return setup.final and not all(
     link.overwrites is None or ends(link.schedule) for link in links
   )

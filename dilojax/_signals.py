@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Generator
 import contextlib
+import os
 import signal
 import threading
+
+_HEARD = b'Stops after the steps under way; once more to stop at once.\n'
 
 
 @contextlib.contextmanager
@@ -19,6 +22,8 @@ def caught() -> Generator[Callable[[], bool]]:
   def receive(number, frame):
     del frame
     received.append(number)
+    # Not by print, which cannot be interrupted by itself.
+    os.write(2, _HEARD)
     for each, handler in previous.items():
       signal.signal(each, handler)
 

@@ -8,6 +8,16 @@ from rich import console as rich_console
 from rich import progress as rich_progress
 
 
+def counted(number: int, noun: str) -> str:
+  """Returns a number of things in words.
+
+  Examples:
+    >>> counted(1, 'step'), counted(2000, 'step')
+    ('1 step', '2,000 steps')
+  """
+  return f'{number:,} {noun}{"s" * (number != 1)}'
+
+
 def plain_lines(total_steps, stream, every_seconds, clock):
   """Prints a line for an evaluation, and now and then one for training.
 

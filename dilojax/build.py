@@ -12,6 +12,7 @@ from dilojax import _fields
 from dilojax import _ledger
 from dilojax import _optimizer
 from dilojax import _shards
+from dilojax import _terminal
 from dilojax import data
 from dilojax import models
 from dilojax import processes
@@ -158,11 +159,13 @@ def check(config: Config) -> None:
       f'`data.batch_size` ({config["data"]["batch_size"]}) must be a multiple'
       f' of `inner.accumulate` ({inner["accumulate"]}).'
     )
-  shaped = inner['warmup_steps'] + inner.get('decay_steps', 0)
+  ramps = [name for name in ('warmup_steps', 'decay_steps') if name in inner]
+  shaped = sum(inner[name] for name in ramps)
   if shaped > num_steps:
+    named = ' and '.join(f'`inner.{name}`' for name in ramps)
     raise ValueError(
-      f'`inner.warmup_steps` and `inner.decay_steps` take {shaped} steps, more'
-      f' than `num_steps` ({num_steps}): choose fewer.'
+      f'{named} must be at most `num_steps` ({num_steps}), got {shaped}: choose'
+      ' less warm-up, or more steps.'
     )
   if config.get('data_parallel_steps', 0) >= num_steps:
     raise ValueError(
@@ -336,11 +339,11 @@ def describe(setup: Setup) -> list[str]:
     f'Corpus {setup.dataset.name} ({setup.dataset.fingerprint}):'
     f' {len(setup.dataset.train):,} sequences to train on,'
     f' {len(setup.dataset.heldout):,} held out.',
-    f'Model of {num_params:,} params; {total} replicas on'
-    f' {placement.mesh.size} devices ({mesh}).',
-    f'Batch: {setup.batch_size} sequences per replica and step,'
-    f' {setup.batch_size * total} over all; {steps:,} steps,'
-    f' {steps / epoch:.2g} epochs.',
+    f'Model of {num_params:,} params; {_terminal.counted(total, "replica")} on'
+    f' {_terminal.counted(placement.mesh.size, "device")} ({mesh}).',
+    f'Batch: {_terminal.counted(setup.batch_size, "sequence")} per replica and'
+    f' step, {setup.batch_size * total} over all;'
+    f' {_terminal.counted(steps, "step")}, {steps / epoch:.2g} epochs.',
   ]
   found = links(setup)
   for link in found:
@@ -348,11 +351,13 @@ def describe(setup: Setup) -> list[str]:
       _ledger.start(1), [link], 1, steps, tokens_per_step=0, final=setup.final
     )
     lines.append(
-      f'{_said(link)}; {does["synchronizations"]:,} synchronizations,'
+      f'{_said(link)};'
+      f' {_terminal.counted(does["synchronizations"], "synchronization")},'
       f' {does["bytes_sent"]:,} bytes sent per replica.'
     )
   if len(found) > 1:
-    lines.append(f'At most {_peak(found, steps):,} bytes sent in a step.')
+    but = ', the last excepted' * setup.final
+    lines.append(f'At most {_peak(found, steps):,} bytes sent in a step{but}.')
   return lines
 
 
@@ -360,11 +365,16 @@ def _said(link):
   """Says when a link communicates, and how."""
   schedule = link.schedule
   name = f'{link.name}, over' if link.name else 'Over'
-  lands = f', landing {schedule.delay} steps later' * bool(schedule.delay)
+  often = 'step' if schedule.every == 1 else f'{schedule.every:,} steps'
+  delay = _terminal.counted(schedule.delay, 'step')
+  lands = f', landing {delay} later' * bool(schedule.delay)
   late = ', landing a round later' * schedule.late
+  back = (
+    f', and all-gather of {link.result_nbytes:,},' if link.result_nbytes else ''
+  )
   return (
-    f'{name} {", ".join(link.axis_names) or "nothing"}: {link.op} every'
-    f' {schedule.every} steps from step'
+    f'{name} {", ".join(link.axis_names) or "nothing"}: {link.op} of'
+    f' {link.nbytes:,} bytes{back} every {often} from step'
     f' {schedule.start + schedule.offset}{lands}{late}'
   )
 

@@ -80,6 +80,15 @@ def test_a_program_of_quiet_steps_alone_is_seen_to_be_quiet():
   assert found.agrees
 
 
+@pytest.mark.parametrize('late', ['delayed', 'eager'])
+@pytest.mark.parametrize('every', [4, 5])
+def test_what_is_a_round_late_is_sent_at_the_end(late, every):
+  found = report('eager', late=late, every=every)
+  assert 'final' in found.programs[-2].name
+  [total] = found.totals
+  assert total.compiled == total.ledger == (11 // every + 2) * message()
+
+
 def test_data_parallelism_sends_in_every_step():
   found = report('data_parallel')
   [program] = found.programs[:-1]
@@ -88,22 +97,8 @@ def test_data_parallelism_sends_in_every_step():
   assert found.agrees
 
 
-def test_a_replica_sends_its_shards(monkeypatch):
+def test_a_replica_sends_its_shards():
   """On a mesh with axes inside a replica nothing whole crosses replicas."""
-  make_model = build.make_model
-
-  def squares(params, batch):
-    del batch
-    return sum(jnp.mean(leaf**2) for leaf in jax.tree.leaves(params))
-
-  # No lookup: XLA aborts over one if a replica has two axes.
-  monkeypatch.setattr(
-    build,
-    'make_model',
-    lambda *args, **options: make_model(*args, **options)._replace(
-      loss=squares, evaluate=lambda *args: {'loss': squares(*args)}
-    ),
-  )
   found = report(
     num_devices=8, num_replicas=2, **{'mesh.fsdp': 2, 'mesh.tensor': 2}
   )

@@ -27,7 +27,7 @@ def refused(name='diloco', **overrides):
       {'inner.accumulate': 3},
       r'\(4\) must be a multiple of `inner.acc',
     ),
-    ('diloco', {'inner.warmup_steps': 14}, 'take 14 steps, more than .*13'),
+    ('diloco', {'inner.warmup_steps': 14}, r'at most .num_steps. .13., got 14'),
     (
       'diloco',
       {
@@ -35,7 +35,7 @@ def refused(name='diloco', **overrides):
         'inner.schedule': 'wsd',
         'inner.decay_steps': 4,
       },
-      'take 14 steps, more than `num_steps`',
+      r'at most .num_steps. .13., got 14',
     ),
     ('post_local', {'data_parallel_steps': 13}, r'\(13\) must be less than'),
     (
@@ -257,15 +257,19 @@ def test_describes_what_will_be_done():
   assert f'Model of {count:,} params; 4 replicas on 4 devices' in model
   assert '4 sequences per replica and step, 16 over all; 13 steps' in batch
   assert mean == (
-    'Over replica: all-reduce every 1 steps from step 1; 4 synchronizations,'
+    f'Over replica: all-reduce of {4 * count:,} bytes every step from step 1;'
+    ' 4 synchronizations,'
     f' {4 * 4 * count:,} bytes sent per replica.'
   )
   # Rounds end in steps 9 and, at last, 13; step 4 took the anchor.
   assert link == (
-    'Over replica: all-reduce every 5 steps from step 9; 2 synchronizations,'
+    f'Over replica: all-reduce of {4 * count:,} bytes every 5 steps from step 9;'
+    ' 2 synchronizations,'
     f' {3 * 4 * count:,} bytes sent per replica.'
   )
-  assert peak == f'At most {4 * count:,} bytes sent in a step.'
+  assert (
+    peak == f'At most {4 * count:,} bytes sent in a step, the last excepted.'
+  )
 
 
 def test_one_replica_sends_nothing():
