@@ -19,6 +19,8 @@ from dilojax.transforms import SubsetOver as SubsetOver
 from dilojax.transforms import SubsetState as SubsetState
 from dilojax.transforms import SynchronizeState as SynchronizeState
 from dilojax.transforms import Traffic as Traffic
+from dilojax.transforms import TurnOver as TurnOver
+from dilojax.transforms import TurnState as TurnState
 from dilojax.transforms import UntilState as UntilState
 from dilojax.transforms import Varies as Varies
 from dilojax.transforms import WireForm as WireForm
@@ -26,6 +28,7 @@ from dilojax.transforms import anchor_of as anchor_of
 from dilojax.transforms import apply_updates as apply_updates
 from dilojax.transforms import by_bytes as by_bytes
 from dilojax.transforms import by_layer as by_layer
+from dilojax.transforms import by_module as by_module
 from dilojax.transforms import by_pattern as by_pattern
 from dilojax.transforms import by_stacked_layer as by_stacked_layer
 from dilojax.transforms import cocodc as cocodc
@@ -35,6 +38,7 @@ from dilojax.transforms import delay_compensated as delay_compensated
 from dilojax.transforms import delayed_diloco as delayed_diloco
 from dilojax.transforms import delta as delta
 from dilojax.transforms import diloco as diloco
+from dilojax.transforms import dreamddp as dreamddp
 from dilojax.transforms import dropping as dropping
 from dilojax.transforms import eager as eager
 from dilojax.transforms import eager_diloco as eager_diloco

@@ -197,6 +197,7 @@ SUBSET = {
   'pattern': one_of('independent', 'partition', 'fresh_partition'),
 }
 LOSCAR = {'fraction': SHARE, 'delay': at_least(0)}
+TURNS = {'turns': TEXT}
 GROUPS_OF_METHODS = (
   'outer',
   'overlap',
@@ -263,19 +264,36 @@ def expected(config: Mapping) -> dict[str, Field]:
 
 
 def flatten(config: Mapping, prefix: str = '') -> dict[str, Any]:
-  """Returns the fields of nested groups by dotted name."""
+  """Returns the fields of nested groups by dotted name.
+
+  A group without fields counts as one, so that it does not pass unseen.
+  """
   flat = {}
   for name, value in config.items():
     path = f'{prefix}{name}'
-    is_group = isinstance(value, Mapping)
-    flat |= flatten(value, f'{path}.') if is_group else {path: value}
+    is_full = isinstance(value, Mapping) and value
+    flat |= flatten(value, f'{path}.') if is_full else {path: value}
   return flat
 
 
 def near(name: str, names: Iterable[str]) -> str:
   """Returns a hint at the nearest name, or nothing."""
-  close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+  # What is in a group is not meant for a field outside, but for one of a group.
+  possible = [
+    other
+    for other in names
+    if '.' not in name or '.' in other or name.startswith(f'{other}.')
+  ]
+  close = difflib.get_close_matches(name, possible, n=1, cutoff=0.6)
+  close = [other for other in close if _is_like(name, other)]
   return f' Did you mean `{close[0]}`?' if close else ''
+
+
+def _is_like(name, other):
+  """Tells whether more is alike than the group."""
+  last, other_last = (text.rpartition('.')[2] for text in (name, other))
+  alike = difflib.SequenceMatcher(None, last, other_last).ratio()
+  return alike >= 0.4 or name.startswith(f'{other}.')
 
 
 def _group(config, name):
@@ -310,6 +328,7 @@ def _of_method(config):
     'noloco': {**rounds, **_below('gossip', GOSSIP)},
     'sparta': {**REPLICAS, **_below('subset', SUBSET)},
     'loscar_sgd': {**rounds, **LOSCAR},
+    'dreamddp': {**REPLICAS, **TURNS, 'final_synchronization': FLAG},
   }
   method = config.get('method')
   fields = methods.get(method, {}) if isinstance(method, str) else {}
@@ -358,6 +377,10 @@ def _wrong(name, value, field):
 
 def _superfluous(name, value, want, have):
   """Tells a field of another choice from one that no choice knows."""
+  if any(key.startswith(f'{name}.') for key in want):
+    # The fields of an empty group are told by themselves.
+    is_group = isinstance(value, Mapping)
+    return '' if is_group else f'`{name}` must be a group, got {value!r}.'
   blamed = _blamed(name, want)
   if not blamed:
     return f'`{name}` is unknown, got {value!r}.{near(name, want)}'
@@ -385,6 +408,7 @@ def _blamed(name, want):
   is_of_method = (
     path[0] in GROUPS_OF_METHODS and not has_group
     if path
-    else last in {**REPLICAS, **ROUNDS, **SWITCH, **OPTIONS, **LOSCAR}
+    else last in GROUPS_OF_METHODS
+    or last in {**REPLICAS, **ROUNDS, **SWITCH, **OPTIONS, **LOSCAR, **TURNS}
   )
   return ['method'] if is_of_method else []

@@ -31,20 +31,25 @@ def make_codec(fields: Config) -> wire.Codec:
   return make(**given)
 
 
-def make_send(config: Config) -> optax.GradientTransformation:
+def make_send(
+  config: Config, over_shards: Callable
+) -> optax.GradientTransformation:
   """Builds what a replica does to a pseudo-gradient before it leaves."""
-  links = []
+  # Pruning looks at whole rows, which shards do not have.
+  links: list[Any] = []
   if 'prune' in config:
     links.append(transforms.sign_prune(config['prune']))
   if 'wire' in config:
     fields = config['wire']
     codec, decay = make_codec(fields), fields['error_feedback']
     seed = config['seed']
-    links.append(
+    encode = (
       transforms.error_feedback(codec, decay, seed=seed)
       if decay
       else transforms.encode(codec, seed=seed)
     )
+    is_decoded = config.get('reduce') == 'radial_directional'
+    links.append(encode if is_decoded else over_shards(encode))
   return optax.chain(*links) if links else optax.identity()
 
 
@@ -112,14 +117,11 @@ def make_diloco(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds DiLoCo and what it becomes with fragments, delays and formats."""
   overlap = config.get('overlap', {'delay': 0, 'merge': 'overwrite'})
-  send = make_send(config)
-  if 'wire' in config and config.get('reduce') != 'radial_directional':
-    send = over_shards(send)
   shared = {
     'every': config['every'],
     'delay': overlap['delay'],
     'merge': make_merge(overlap),
-    'send': send,
+    'send': make_send(config, over_shards),
     'reduce': make_reduce(config, names, over_shards),
   }
   if 'subset' in config:

@@ -4,6 +4,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from dilojax import _ledger
 from dilojax import build
@@ -57,16 +58,21 @@ def start(setup: build.Setup, axes: Any) -> Position:
   return Position(0, params, opt_state, ledger, dict(EMPTY_WINDOW), 0.0)
 
 
-def save(folder: pathlib.Path, position: Position, keep: int) -> None:
+def save(folder: pathlib.Path, position: Position, setup: build.Setup) -> None:
   """Saves a position; its arrays may be donated afterwards."""
   meta = {
+    'inside': _inside(setup),
     'ledger': position.ledger,
     'window': position.window,
     'seconds': position.seconds,
     'dropped_tokens': position.dropped_tokens,
     'ended': position.ended,
   }
-  state = {'params': position.params, 'opt_state': position.opt_state}
+  state = {
+    'params': position.params,
+    'opt_state': _without_room(position.opt_state, position.step),
+  }
+  keep = setup.keep_checkpoints
   checkpoint.save(folder, position.step, state, meta, keep=keep)
 
 
@@ -93,7 +99,10 @@ def restore(
       f' step {step} by landing early what was in flight. Train anew, or end'
       ' a run between a landing and a launch to extend it.'
     )
-  like = jax.eval_shape(lambda: _init(setup))
+  _check_relays(step, setup, meta)
+  params, opt_state = like = jax.eval_shape(lambda: _init(setup))
+  whole = replicas.like(like, placement, axes)[1]
+  like = (params, _without_room(opt_state, step))
   if num_saved == num_wanted:
     like = replicas.like(like, placement, axes)
     state, _ = checkpoint.restore(folder, step, _named(*like))
@@ -109,7 +118,7 @@ def restore(
   return Position(
     step,
     params,
-    opt_state,
+    _with_room(opt_state, whole),
     _ledger.resize(meta['ledger'], num_wanted),
     meta['window'],
     meta['seconds'],
@@ -121,6 +130,60 @@ def restore(
 def _init(setup):
   params = setup.model.init(jax.random.key(setup.seed))
   return params, setup.tx.init(params)
+
+
+def _inside(setup):
+  """Returns the sizes of the axes inside a replica."""
+  return {name: setup.placement.mesh.shape[name] for name in replicas.INSIDE}
+
+
+def _check_relays(step, setup, meta):
+  """Rows of a mean belong to owners: they cannot be read by others."""
+  ends = [
+    link.schedule.relay
+    for link in build.links(setup)
+    if link.schedule.relay_pends(step)
+  ]
+  saved = {'num_replicas': len(meta['ledger']), **meta.get('inside', {})}
+  now = {'num_replicas': setup.placement.total, **_inside(setup)}
+  if ends and any(saved[name] != now[name] for name in saved):
+    raise ValueError(
+      f'`num_replicas` and `mesh` must be as they were saved after step {step},'
+      f' {saved}, got {now}: a mean is between its two collectives. Train'
+      f' {max(ends)} steps as before, and change them after those.'
+    )
+
+
+def _has_room(node):
+  return hasattr(node, 'relayed')
+
+
+def _without_room(opt_state, step):
+  """Leaves out the room for what is between two collectives, if unused.
+
+  Its size depends on the axes inside a replica, and these may change.
+  """
+
+  def leave_out(node):
+    if not _has_room(node) or node.plan.schedule.relay_pends(step):
+      return node
+    return node._replace(relayed=())
+
+  return jax.tree.map(leave_out, opt_state, is_leaf=_has_room)
+
+
+def _with_room(opt_state, whole):
+  """Puts zeros where :func:`_without_room` has left out something."""
+
+  def zeros(leaf):
+    return processes.put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding)
+
+  def put(node, like):
+    if not _has_room(node) or jax.tree.leaves(node.relayed):
+      return node
+    return node._replace(relayed=jax.tree.map(zeros, like.relayed))
+
+  return jax.tree.map(put, opt_state, whole, is_leaf=_has_room)
 
 
 def _named(params, opt_state):

@@ -38,7 +38,8 @@ def resize(
 
   Raises:
     ValueError: If `num_replicas` is below 1, if private leaves have no common
-      leading axis, or if the replicas form a hierarchy.
+      leading axis, if the replicas form a hierarchy, or if a mean is between
+      its two collectives: its rows belong to as many owners as there were.
 
   Examples:
     >>> import jax, jax.numpy as jnp, optax, dilojax as dx
@@ -63,6 +64,11 @@ def resize(
       ' hierarchy. Restore it with the number of replicas it was saved with.'
     ) from error
   num_old = _num_replicas((params, opt_state), axes)
+  if num_replicas != num_old and any(map(_relay_pends, _rooms(opt_state))):
+    raise ValueError(
+      f'`num_replicas` must stay {num_old} while a mean is between its two'
+      f' collectives, got {num_replicas}: resize it some steps later.'
+    )
   params, opt_state = jax.tree.map(np.asarray, (params, opt_state))
   inherit = lambda leaf: leaf[np.arange(num_replicas) % num_old]
   private = _spread(axes, (params, opt_state))
@@ -111,6 +117,19 @@ def _from(num_old, inherited, value):
 def _mean(leaf):
   mean = leaf.mean(axis=0, dtype=np.promote_types(leaf.dtype, np.float32))
   return mean.astype(leaf.dtype)
+
+
+def _rooms(opt_state):
+  has_room = lambda node: hasattr(node, 'relayed')
+  nodes = jax.tree.leaves(opt_state, is_leaf=has_room)
+  return [node for node in nodes if has_room(node)]
+
+
+def _relay_pends(node):
+  schedule = node.plan.schedule
+  return bool(jax.tree.leaves(node.relayed)) and schedule.relay_pends(
+    int(node.step)
+  )
 
 
 def _sends(node):

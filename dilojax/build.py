@@ -11,6 +11,7 @@ import optax
 from dilojax import _fields
 from dilojax import _ledger
 from dilojax import _optimizer
+from dilojax import _rounds
 from dilojax import _shards
 from dilojax import _terminal
 from dilojax import data
@@ -18,6 +19,7 @@ from dilojax import models
 from dilojax import processes
 from dilojax import replicas
 from dilojax import transforms
+from dilojax.transforms import _prune
 
 Config = Mapping[str, Any] | ml_collections.ConfigDict
 
@@ -102,7 +104,11 @@ def make(config: Config, *, dataset: data.Dataset | None = None) -> Setup:
   lr = jax.jit(_optimizer.make_lr(config))
   tx = make_optimizer(config, placement)
   # Fragments and the like are known, and refused, once there are params.
-  jax.eval_shape(lambda: tx.init(model.init(jax.random.key(0))))
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  if 'prune' in config:
+    lengths = [leaf.shape[-1] for leaf in jax.tree.leaves(params) if leaf.ndim]
+    _prune.check_share('prune', config['prune'], lengths)
+  jax.eval_shape(tx.init, params)
   return Setup(
     model=model,
     tx=tx,
@@ -211,6 +217,7 @@ def check(config: Config) -> None:
     )
   # The links check their own times; names of axes are enough for that.
   _optimizer.make(config, lambda *axes: axes)
+  _rounds.check(config)
 
 
 def num_cpu_devices(config: Config) -> int:

@@ -63,6 +63,10 @@ class Schedule:
     """Tells whether something launched by this step has yet to land."""
     return any(self.launches(step - age) for age in range(self.delay))
 
+  def relay_pends(self, step: int) -> bool:
+    """Tells whether a mean is between its two collectives after a step."""
+    return any(self.launches(step - age) for age in range(self.relay))
+
   def rests(self, step: int) -> bool:
     """Tells whether a program can end after this step and wait for nothing."""
     if self.late:

@@ -268,10 +268,10 @@ def _run(setup, programs, position, checkpoints, records, timing, clock):
       position = position._replace(window=window, seconds=spent + clock())
       is_saved = saves(step)
       if is_saved:
-        _position.save(checkpoints, position, setup.keep_checkpoints)
+        _position.save(checkpoints, position, setup)
       paused += clock() - pause
   if not is_saved:
-    _position.save(checkpoints, position, setup.keep_checkpoints)
+    _position.save(checkpoints, position, setup)
   return position
 
 
@@ -356,7 +356,7 @@ def _save_before(setup, programs, checkpoints, step):
       window = _position.EMPTY_WINDOW
   if position.step > begin.step:
     position = position._replace(window=dict(window))
-    _position.save(checkpoints, position, setup.keep_checkpoints)
+    _position.save(checkpoints, position, setup)
   return position.step
 
 

@@ -190,13 +190,31 @@ def environment() -> dict[str, Any]:
     'packages': {name: importlib.metadata.version(name) for name in PACKAGES},
     'machine': platform.machine(),
     'system': platform.system(),
+    'processor': _processor(),
     'cpus': os.cpu_count(),
+    'cores': _num_cores(),
     'platform': devices[0].platform,
     'device_kind': devices[0].device_kind,
     'num_devices': len(devices),
     'num_processes': processes.count(),
     **_commit(),
   }
+
+
+def _processor() -> str:
+  """Returns the name of the processor, as far as the system tells."""
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
+      if line.startswith('model name'):
+        return line.partition(':')[2].strip()
+  return platform.processor()
+
+
+def _num_cores() -> int | None:
+  """Returns how many of the CPUs this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count()
 
 
 def _commit() -> dict[str, Any]:
@@ -235,7 +253,7 @@ def _differing(old, new):
     name
     for name in sorted(old.keys() | new.keys())
     if old.get(name, missing) != new.get(name, missing)
-    and not name.startswith(f'{PLACEMENT}.')
+    and name.partition('.')[0] != PLACEMENT
   ]
 
 

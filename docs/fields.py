@@ -28,6 +28,8 @@ MEANINGS = {
   'every': 'inner steps per round, H',
   'final_synchronization': 'whether the last step ends in a synchronization,'
   ' even if the last round is short',
+  'turns': 'params that are averaged before each inner step of a round, by'
+  ' their first keys; steps are separated by `;`',
   'data_parallel_steps': 'inner steps before the switch, of each replica',
   'outer.name': 'optimizer of the anchor',
   'outer.lr': 'outer learning rate, per synchronization',

@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from dilojax import _overrides
@@ -80,8 +79,16 @@ def test_a_program_of_quiet_steps_alone_is_seen_to_be_quiet():
   assert found.agrees
 
 
-@pytest.mark.parametrize('late', ['delayed', 'eager'])
-@pytest.mark.parametrize('every', [4, 5])
+@pytest.mark.parametrize(
+  ('late', 'every'),
+  [
+    ('eager', 4),
+    *(
+      pytest.param(*pair, marks=pytest.mark.slow)
+      for pair in (('eager', 5), ('delayed', 4), ('delayed', 5))
+    ),
+  ],
+)
 def test_what_is_a_round_late_is_sent_at_the_end(late, every):
   found = report('eager', late=late, every=every)
   assert 'final' in found.programs[-2].name
@@ -112,6 +119,7 @@ def test_a_replica_sends_its_shards():
   assert found.agrees
 
 
+@pytest.mark.slow
 def test_what_is_gathered_before_it_is_sent_is_seen(monkeypatch):
   """Each device of a replica then sends the whole message."""
   monkeypatch.setattr(
@@ -123,6 +131,7 @@ def test_what_is_gathered_before_it_is_sent_is_seen(monkeypatch):
   assert total.compiled == 2 * total.ledger
 
 
+@pytest.mark.slow
 def test_replicas_of_a_device_send_their_sum():
   found = report(num_devices=2)
   assert found.mesh['replica'] == 2

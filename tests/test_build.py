@@ -85,6 +85,11 @@ def refused(name='diloco', **overrides):
       {'model': {'name': 'mlp', 'width': 8, 'num_layers': 1}},
       "'mlp' does not fit `data.corpus` 'synthetic'",
     ),
+    (
+      'diloco',
+      {'prune': 0.06},
+      '`prune` must drop .* row, which has 16, got 0.06: .* at least 0.0625',
+    ),
     ('hierarchical', {'levels.level_1.axis': 'region'}, 'an `axis` of its own'),
     ('hierarchical', {'levels.level_1.axis': 'fsdp'}, "other than 'fsdp'"),
     (
@@ -263,9 +268,8 @@ def test_describes_what_will_be_done():
   )
   # Rounds end in steps 9 and, at last, 13; step 4 took the anchor.
   assert link == (
-    f'Over replica: all-reduce of {4 * count:,} bytes every 5 steps from step 9;'
-    ' 2 synchronizations,'
-    f' {3 * 4 * count:,} bytes sent per replica.'
+    f'Over replica: all-reduce of {4 * count:,} bytes every 5 steps from step'
+    f' 9; 2 synchronizations, {3 * 4 * count:,} bytes sent per replica.'
   )
   assert (
     peak == f'At most {4 * count:,} bytes sent in a step, the last excepted.'

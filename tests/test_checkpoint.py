@@ -21,6 +21,7 @@ import pytest
 
 import dilojax as dx
 from dilojax import checkpoint
+from tests.transforms import training
 
 K = 8
 EVERY = 3
@@ -626,3 +627,32 @@ def test_survives_being_killed(tmp_path):
       assert bits(restored) == bits(state)
       assert meta == {'n': step}
   assert len(checkpoint.steps(tmp_path)) <= 3
+
+
+def test_a_mean_half_way_has_as_many_owners_as_it_had():
+  tx = dx.synchronize(
+    optax.sgd(1.0),
+    every=6,
+    offset=1,
+    delay=4,
+    send=dx.encode(dx.wire.bfloat16()),
+    reduce=dx.mean_over('replica'),
+  )
+  params, axes = jnp.zeros((2, 8)), dx.replica_axes(tx.init(jnp.zeros(8)))
+  state = training.copies(tx.init(jnp.zeros(8)), axes, 2)
+  for step in range(1, 6):
+    move = jax.vmap(
+      lambda updates, state, params, step=step: tx.update(
+        updates, state, params, step=step
+      ),
+      (0, axes, 0),
+      (0, axes),
+      axis_name='replica',
+    )
+    _, state = move(jnp.ones((2, 8)), state, params)
+    if step in (1, 2):  # The relay is two steps after the launch.
+      assert checkpoint.resize(params, state, 2)
+      with pytest.raises(ValueError, match='`num_replicas` must stay 2'):
+        checkpoint.resize(params, state, 3)
+    else:
+      assert checkpoint.resize(params, state, 3)[0].shape == (3, 8)

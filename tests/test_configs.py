@@ -58,6 +58,8 @@ def test_trains_a_round(name):
     changes['overlap.offset'] = 2
   if 'delay' in config:
     changes['delay'] = 1
+  if 'turns' in config:
+    changes['turns'] = 'head final_norm; ; layer_00; embed'
   if name == 'hierarchical':
     changes |= {'levels.level_1.every': 2, 'levels.level_2.every': 4}
   setup = build.make(tiny.config(name, **changes))
@@ -116,7 +118,7 @@ def test_traces(name):
     ('diloco_c4_60m', 'diloco', '60M', 88_000 * 512 * 1024),
     ('diloco_c4_150m', 'diloco', '150M', 88_000 * 512 * 1024),
     ('diloco_c4_400m', 'diloco', '400M', 88_000 * 512 * 1024),
-    ('streaming_1b', 'streaming', '1B', 25e9 / 2),
+    ('streaming_1b', 'streaming_diloco', '1B', 25e9 / 2),
     ('scaling_10b', 'scaling_laws', '10B', 200e9 / 2),
   ],
 )
@@ -132,7 +134,11 @@ def test_sizes_and_budgets_are_the_papers(name, paper, row, steps_times_tokens):
 
 # The decoder covers the sizes of the papers.
 
-VOCABULARY = {'diloco': 32_000, 'streaming': 32_000, 'scaling_laws': 32_768}
+VOCABULARY = {
+  'diloco': 32_000,
+  'streaming_diloco': 32_000,
+  'scaling_laws': 32_768,
+}
 
 
 def rows(paper):
@@ -147,7 +153,7 @@ def architecture(paper, row):
   if paper == 'diloco':
     dim, head_dim = int(row['width']), int(row['kv_dim'])
     mlp_dim = 4 * dim
-  elif paper == 'streaming':
+  elif paper == 'streaming_diloco':
     mlp_dim = int(row['ffn_dim'])
     dim = mlp_dim // 4
     head_dim = dim // heads
@@ -171,11 +177,11 @@ EVERY_SIZE = [
 ]
 # Names that are not what their own sizes add up to, and what that is.
 MISNAMED = {
-  ('streaming', '100M'): 88e6,
-  ('streaming', '200M'): 184e6,
-  ('streaming', '300M'): 337e6,
-  ('streaming', '500M'): 559e6,
-  ('streaming', '1B'): 1.27e9,
+  ('streaming_diloco', '100M'): 88e6,
+  ('streaming_diloco', '200M'): 184e6,
+  ('streaming_diloco', '300M'): 337e6,
+  ('streaming_diloco', '500M'): 559e6,
+  ('streaming_diloco', '1B'): 1.27e9,
 }
 
 

@@ -255,7 +255,7 @@ def test_a_wrong_choice_is_one_problem():
 @pytest.mark.parametrize('group', ['data', 'model', 'inner', 'outer', 'mesh'])
 def test_no_group(group):
   lines = problems(changes={group: 3})
-  assert lines[0].startswith(f'`{group}` is unknown, got 3.')
+  assert lines[0] == f'`{group}` must be a group, got 3.'
   assert all('is missing' in line for line in lines[1:])
   assert len(lines) > 1
 
@@ -265,6 +265,76 @@ def test_groups_of_methods_that_are_no_groups():
   assert problems('hierarchical', {'levels.level_1': 3})
   assert problems('delayed', {'overlap': 3})
   assert problems('delayed', {'overlap': {}})
+
+
+@pytest.mark.parametrize(
+  ('name', 'group', 'needed'),
+  [
+    ('diloco', 'wire', {'wire.error_feedback', 'wire.format', 'wire.gather'}),
+    (
+      'diloco',
+      'overlap',
+      {'overlap.offset', 'overlap.delay', 'overlap.merge'},
+    ),
+    ('diloco', 'fragments', {'fragments.by'}),
+    ('diloco', 'subset', {'subset.fraction', 'subset.pattern'}),
+    ('diloco', 'outer', {'outer.name'}),
+    ('hierarchical', 'levels.level_2.outer', {'levels.level_2.outer.name'}),
+  ],
+)
+def test_an_empty_group_is_told_what_it_needs(name, group, needed):
+  lines = problems(name, {group: {}})
+  assert {line.split('`')[1] for line in lines} == needed
+  assert all('is missing: it must be' in line for line in lines)
+
+
+@pytest.mark.parametrize(
+  ('name', 'group', 'line'),
+  [
+    *(
+      (
+        'data_parallel',
+        group,
+        f"`{group}` has no effect with `method` 'data_parallel': remove it.",
+      )
+      for group in _fields.GROUPS_OF_METHODS
+    ),
+    ('diloco', 'new', '`new` is unknown, got {}.'),
+    ('diloco', 'inner.new', '`inner.new` is unknown, got {}.'),
+    ('diloco', 'outer.lr', '`outer.lr` must be a finite number above 0, got {'),
+    ('diloco', 'every', '`every` must be an int of at least 1, got {}.'),
+    (
+      'diloco',
+      'outer.b1',
+      "`outer.b1` has no effect with `outer.name` 'nesterov': remove it.",
+    ),
+  ],
+)
+def test_an_empty_group_does_not_pass(name, group, line):
+  [got] = problems(name, {group: {}})
+  assert got.startswith(line)
+
+
+def test_flatten_and_its_groups():
+  config = {'a': {}, 'b': {'c': {}, 'd': 1}, 'e': 2}
+  flat = {'a': {}, 'b.c': {}, 'b.d': 1, 'e': 2}
+  assert _fields.flatten(config) == flat
+
+
+@pytest.mark.parametrize(
+  ('name', 'names', 'meant'),
+  [
+    ('levels.level_1.every', ['eval_every', 'every'], None),
+    ('inner.new', ['inner.b1', 'inner.peak_lr'], None),
+    ('inner.lr', ['inner.b1', 'inner.peak_lr'], 'inner.peak_lr'),
+    ('batch_size', ['data.batch_size'], 'data.batch_size'),
+    ('seed.x', ['seed', 'speed'], 'seed'),
+    ('row_a', ['row_b', 'other'], 'row_b'),
+  ],
+)
+def test_near(name, names, meant):
+  want = '' if meant is None else f' Did you mean `{meant}`?'
+  assert _fields.near(name, names) == want
 
 
 def test_all_problems_at_once():

@@ -111,8 +111,6 @@ def test_values(load, name, text, value):
     ('sizes', 'a', 'tuple'),
     ('names', '{1: 2}', 'list'),
     ('group', '3', 'group, got'),
-    ('group', "{'lr': }", 'group'),
-    ('group', '{[]: 1}', 'group'),
     ('count', '{"lr": 1}', 'int'),
   ],
 )
@@ -121,6 +119,33 @@ def test_the_type_is_kept(load, name, text, kind):
     ValueError, match=f'`config.{name}` must be of type {kind}'
   ):
     load((name, text))
+
+
+@pytest.mark.parametrize(
+  ('text', 'why'),
+  [
+    ("{'a': 10**9}", '10**9 at character 7 is none'),
+    ("{'a': 1, 'b': [2, {'c': int8}]}", 'int8 at character 25 is none'),
+    ("{'a': f(3)}", 'f(3) at character 7 is none'),
+    ('{a: 1}', 'a at character 2 is none'),
+    ('{a}', 'a at character 2 is none'),
+    ('{**a}', 'a at character 4 is none'),
+    ('{[]: 1}', '{[]: 1} at character 1 is none'),
+    (' {"a": x}', 'x at character 7 is none'),
+    ("{'a': }", 'expression expected after dictionary key'),
+    ("{'a': 1", "'{' was never closed, at character 1"),
+    ("{'a': 1}}", "unmatched '}', at character 9"),
+    ('{' * 300, 'at character 201'),
+  ],
+)
+@pytest.mark.parametrize('name', ['new', 'group', 'group.new', 'count'])
+def test_what_starts_like_a_dict_is_one(load, name, text, why):
+  with pytest.raises(ValueError, match='must be a Python literal') as error:
+    load((name, text))
+  message = str(error.value)
+  assert message.startswith(f'`config.{name}` must be a Python literal, as it')
+  assert repr(text) in message
+  assert why in message
 
 
 @pytest.mark.parametrize('name', ['count', 'group', 'group.lr', 'nothing'])
@@ -161,6 +186,91 @@ def test_no_such_group(load, name, hint):
   assert (
     str(error.value) == f'`config.{name}` is in no group of the config.{hint}'
   )
+
+
+@pytest.mark.parametrize(
+  ('name', 'field', 'value', 'shown', 'told'),
+  [
+    (
+      'diloco',
+      'overlap.delay',
+      '1',
+      "overlap=\"{'offset': ..., 'delay': 1, 'merge': ...}\"",
+      '`delay` an int of at least 0',
+    ),
+    (
+      'diloco',
+      'overlap.merge',
+      'mix',
+      "overlap=\"{'offset': ..., 'delay': ..., 'merge': 'mix', 'alpha': ...}\"",
+      '`alpha` a number from 0 to 1',
+    ),
+    (
+      'delayed',
+      'wire.format',
+      'sign',
+      "wire=\"{'error_feedback': ..., 'format': 'sign', 'block_size': ...,",
+      '`block_size` an int of at least 1',
+    ),
+    (
+      'diloco',
+      'fragments.num_fragments',
+      '3',
+      "fragments=\"{'by': ..., 'num_fragments': 3}\"",
+      '`by` one of layers, bytes. A choice may bring more.',
+    ),
+    (
+      'diloco',
+      'subset.fraction',
+      '0.5',
+      "subset=\"{'fraction': 0.5, 'pattern': ...}\"",
+      '`pattern` one of independent, partition, fresh_partition',
+    ),
+    (
+      'hierarchical',
+      'levels.level_3.every',
+      '5',
+      "levels.level_3=\"{'axis': ..., 'num_replicas': ..., 'every': 5, 'outer':"
+      " {'name': ...}}\"",
+      '`outer.name` one of sgd, nesterov, heavy_ball, adam',
+    ),
+  ],
+)
+def test_a_group_that_is_not_there_is_shown(name, field, value, shown, told):
+  path = next(path for path in CONFIGS if path.stem == name)
+  with pytest.raises(ValueError, match='give the whole group') as error:
+    _overrides.load(path, [(field, value)])
+  message = str(error.value)
+  assert message.startswith(f'`config.{field}` is in no group of the config')
+  assert f'--config.{shown}' in message
+  assert told in message
+  # A config with nothing but that field lacks as many as are left open.
+  *groups, last = field.split('.')
+  group = {last: _overrides._parse(value)}
+  lacking = _overrides.load(path, [('.'.join(groups), repr(group))])
+  with pytest.raises(ValueError, match='is missing') as error:
+    build.check(lacking)
+  assert str(error.value).count('is missing') == message.count(': ...')
+
+
+@pytest.mark.parametrize(
+  ('name', 'field', 'group'),
+  [
+    ('diloco', 'levels.level_1.every', 'levels'),
+    ('diloco', 'gossip.lr', 'gossip'),
+    ('hierarchical', 'overlap.delay', 'overlap'),
+    ('data_parallel', 'outer.lr', 'outer'),
+  ],
+)
+def test_a_group_of_another_method(name, field, group):
+  path = next(path for path in CONFIGS if path.stem == name)
+  with pytest.raises(ValueError, match='is in no group') as error:
+    _overrides.load(path, [(field, '1')])
+  assert str(error.value).startswith(
+    f'`config.{field}` is in no group of the config: `method` {name!r} has no'
+    f' group `{group}`.'
+  )
+  assert 'Did you mean' not in str(error.value)
 
 
 def test_dotted_key_is_refused(load):

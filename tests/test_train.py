@@ -138,6 +138,49 @@ def test_goes_on_bitwise_from_every_offset(at, tmp_path, monkeypatch):
     )
 
 
+IN_TWO = {
+  'overlap.offset': 2,
+  'overlap.delay': 4,
+  'every': 6,
+  'checkpoint_every': 1,
+  'keep_checkpoints': 20,
+  'wire': {
+    'format': 'bfloat16',
+    'error_feedback': 0.0,
+    'gather': 'mean',
+    'result': 'message',
+  },
+}
+
+
+@SLOW
+def test_only_the_mesh_that_saved_a_mean_half_way_goes_on(tmp_path):
+  """Launches in steps 2 and 8, with relays in 4 and 10."""
+  two = {'num_replicas': 2, 'mesh.num_devices': 2}
+  config = config_of('delayed', **IN_TWO, **two)
+  tiny.run(tmp_path, config)
+  folder = tmp_path / 'checkpoints'
+  want = tiny.state(tmp_path, config, 13)
+  for change in ({'mesh.num_devices': 4, 'mesh.fsdp': 2}, {'num_replicas': 4}):
+    other = config_of('delayed', **IN_TWO, **{**two, **change})
+    setup = build.make(other)
+    axes = _position.state_axes(setup)
+    for step in (2, 3, 8, 9):
+      with pytest.raises(ValueError, match='between its two collectives'):
+        _position.restore(folder, step, setup, axes)
+    programs = train.make_programs(setup)
+    position = _position.restore(folder, 4, setup, axes)
+    if change.get('num_replicas', 2) == 2:
+      *_, (position, _) = train.advance(setup, programs, position, 7)
+      position = _position.restore(folder, 7, setup, axes)
+      *_, (position, _) = train.advance(setup, programs, position, 13)
+      got = jax.device_get(position.opt_state)
+      for path, leaf in jax.tree.leaves_with_path(got):
+        name = f'[1]{jax.tree_util.keystr(path)}'
+        if 'relayed' not in name:
+          np.testing.assert_allclose(leaf, want[name], rtol=1e-5, atol=1e-6)
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path):
   config, written = config_of('diloco'), []
   first = tiny.run(tmp_path, config)
@@ -206,9 +249,8 @@ def test_the_number_of_replicas_may_change(tmp_path):
 # The same numbers.
 
 
-@pytest.mark.parametrize(
-  'method', ['delayed', pytest.param('hierarchical', marks=SLOW)]
-)
+@SLOW
+@pytest.mark.parametrize('method', ['delayed', 'hierarchical'])
 def test_the_loop_is_the_optimizer(method, tmp_path):
   """Scans, static steps and donation change nothing: a plain loop agrees."""
   config, written = config_of(method, log_every=1), []
@@ -242,9 +284,11 @@ def test_the_loop_is_the_optimizer(method, tmp_path):
 @pytest.mark.parametrize(
   ('num_replicas', 'num_devices'),
   [
-    (4, 1),
     (4, 8),
-    *(pytest.param(*pair, marks=SLOW) for pair in ((4, 2), (1, 2), (3, 1))),
+    *(
+      pytest.param(*pair, marks=SLOW)
+      for pair in ((4, 1), (4, 2), (1, 2), (3, 1))
+    ),
   ],
 )
 def test_placement_does_not_matter(num_replicas, num_devices, tmp_path):
@@ -432,6 +476,7 @@ def test_stops_with_the_last_good_state(tmp_path):
   )
 
 
+@SLOW
 def test_skips_a_step_and_leaves_the_inner_state(tmp_path):
   config = config_of(
     'diloco', non_finite='skip', checkpoint_every=1, keep_checkpoints=20
@@ -503,9 +548,21 @@ def test_evaluations_must_be_there(tmp_path):
     tiny.run(tmp_path, config)
 
 
-@pytest.mark.parametrize('model', ['decoder', 'mlp'])
-def test_shards_inside_a_replica_change_nothing(model):
-  fields = {} if model == 'decoder' else DIGITS
+PRUNED = {
+  'prune': 0.5,
+  'wire': {'format': 'float32', 'error_feedback': 0.0, 'gather': 'messages'},
+}
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    pytest.param({}, id='decoder', marks=SLOW),
+    pytest.param(DIGITS, id='mlp'),
+    pytest.param({**DIGITS, **PRUNED}, id='pruned', marks=SLOW),
+  ],
+)
+def test_shards_inside_a_replica_change_nothing(fields):
   found = []
   for mesh in ({'mesh.fsdp': 2, 'mesh.tensor': 2, 'mesh.num_devices': 8}, {}):
     config = tiny.config('diloco', **{**fields, 'num_replicas': 2, **mesh})

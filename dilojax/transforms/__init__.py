@@ -7,6 +7,10 @@ from dilojax.transforms._directions import isotropic as isotropic
 from dilojax.transforms._directions import (
   radial_directional_mean as radial_directional_mean,
 )
+from dilojax.transforms._dreamddp import TurnOver as TurnOver
+from dilojax.transforms._dreamddp import TurnState as TurnState
+from dilojax.transforms._dreamddp import by_module as by_module
+from dilojax.transforms._dreamddp import dreamddp as dreamddp
 from dilojax.transforms._drop import DroppingState as DroppingState
 from dilojax.transforms._drop import dropping as dropping
 from dilojax.transforms._fragments import by_bytes as by_bytes

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dilojax import wire
+from dilojax.transforms import _checks
 from dilojax.transforms import _messages
 from dilojax.transforms import _reduce
 from dilojax.transforms import _sharing
@@ -146,6 +147,7 @@ def isotropic(
     `IsoLoCo <https://arxiv.org/abs/2607.03011>`_, 2026. One line of a note
     says what it does; ranks, and which leaves, are our reading.
   """
+  _checks.check_transformation('reduce', reduce)
   phases = _reduce.phases(reduce)
   reduce = optax.with_extra_args_support(reduce)
 
@@ -160,6 +162,7 @@ def isotropic(
 
   def update_fn(updates, state, params=None, **extra_args):
     updates, state = reduce.update(updates, state, params, **extra_args)
+    _checks.check_decoded(updates)
     return evened(updates), state
 
   if phases is None:

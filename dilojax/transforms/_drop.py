@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dilojax.transforms import _checks
 from dilojax.transforms import _messages
 from dilojax.transforms import _reduce
 from dilojax.transforms import _sharing
@@ -91,6 +92,9 @@ def dropping(
     Language Models <https://arxiv.org/abs/2311.08105>`_, 2023 (asynchronous
     communication)
   """
+  _checks.check_transformation('reduce', reduce)
+  _checks.check_number('probability', probability)
+  _checks.check_seed(seed)
   if not 0 <= probability <= 1:
     raise ValueError(f'`probability` must be from 0 to 1, got {probability}.')
   chosen = None if axis_name is None else _reduce.axis_names(axis_name)

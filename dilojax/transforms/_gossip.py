@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from dilojax import wire as wire_lib
+from dilojax.transforms import _checks
 from dilojax.transforms import _messages
 from dilojax.transforms import _reduce
 from dilojax.transforms import _sharing
@@ -128,6 +129,10 @@ def pairs_over(
   """
   names = _reduce.axis_names(axis_name)
   _check_positive('lr', lr)
+  _checks.check_number('pull', pull)
+  _checks.check_seed(seed)
+  if wire is not None:
+    _checks.check_codec('wire', wire)
   if not (pull >= 0 and math.isfinite(pull)):
     raise ValueError(f'`pull` must be finite and at least 0, got {pull}.')
   if wire is not None and not pull:
@@ -138,7 +143,8 @@ def pairs_over(
   about = PairsOver(names, wire, pull > 0)
 
   def init_fn(params):
-    del params
+    if wire is not None:
+      _checks.check_real('pairs_over', params)
     return PairsState(jnp.zeros([], jnp.int32), about, _sharing.Varies())
 
   def update_fn(updates, state, params=None, *, weight=None, **extra_args):
@@ -223,6 +229,9 @@ def noloco(
     :math:`0 < g < 2 (1 - \mu^2)`; with few it may for a larger :math:`g`. Up to
     :math:`\mu = 0.5` the published bound is the tighter one.
   """
+  _checks.check_transformation('inner', inner)
+  _checks.check_number('momentum', momentum)
+  _checks.check_number('pull', pull)
   if not 0 <= momentum < 1:
     raise ValueError(
       f'`momentum` must be at least 0 and below 1, got {momentum}.'
@@ -313,5 +322,6 @@ def _exchanged(tree, names, key):
 
 
 def _check_positive(name, value):
+  _checks.check_number(name, value)
   if not (value > 0 and math.isfinite(value)):
     raise ValueError(f'`{name}` must be finite and above 0, got {value}.')

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dilojax.transforms import _checks
 from dilojax.transforms import _messages
 from dilojax.transforms import _sharing
 
@@ -88,6 +89,7 @@ def one_round_late(
     Kale et al., `Eager Updates for Overlapped Communication and Computation
     in DiLoCo <https://arxiv.org/abs/2502.12996>`_, 2025
   """
+  _checks.check_transformation('reduce', reduce)
   reduce = optax.with_extra_args_support(reduce)
 
   def init_fn(params):
@@ -98,7 +100,9 @@ def one_round_late(
     reduced, reduce_state = reduce.update(
       updates, state.reduce, params, **extra_args
     )
-    return state.previous, LateState(_wide(reduced), reduce_state)
+    _checks.check_decoded(reduced)
+    reduced = optax.tree.cast_like(reduced, state.previous)
+    return state.previous, LateState(reduced, reduce_state)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -135,6 +139,7 @@ def eager(
     in DiLoCo <https://arxiv.org/abs/2502.12996>`_, 2025. The first round is
     ours to choose: the rule as it stands gives a replica its own share alone.
   """
+  _checks.check_transformation('reduce', reduce)
   reduce = optax.with_extra_args_support(reduce)
 
   def init_fn(params):
@@ -150,7 +155,7 @@ def eager(
       )
     names = _sharing.names_of(state.reduce)
     count = _messages.num_members(names)
-    own = _wide(_messages.decoded(updates))
+    own = optax.tree.cast_like(_messages.decoded(updates), state.own)
     reduced, reduce_state = reduce.update(
       updates, state.reduce, params, **extra_args
     )
@@ -160,9 +165,9 @@ def eager(
       own,
       state.own,
     )
-    state = state._replace(
-      previous=_wide(reduced), own=own, reduce=reduce_state
-    )
+    _checks.check_decoded(reduced)
+    reduced = optax.tree.cast_like(reduced, state.previous)
+    state = state._replace(previous=reduced, own=own, reduce=reduce_state)
     return mixed, state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -178,10 +183,6 @@ def _check_complete(reduce_state, advice):
 def _zeros(tree):
   zeros = lambda leaf: jnp.zeros(jnp.shape(leaf), _wide_type(leaf))
   return jax.tree.map(zeros, tree)
-
-
-def _wide(tree):
-  return jax.tree.map(lambda leaf: leaf.astype(_wide_type(leaf)), tree)
 
 
 def _wide_type(leaf):

@@ -61,7 +61,7 @@ def meet(
   """Sends every replica its rows of all messages, of which it keeps means.
 
   Args:
-    messages: Encoded leaves.
+    messages: Encoded leaves, all in one format.
     groups: Numbers of the leaves whose rows stand in one array.
     names: Names of the mapped axes.
     result: Format of the means, or None for that of the messages.
@@ -70,13 +70,7 @@ def meet(
   Returns:
     The means of the replica's rows, for each group.
   """
-  codecs = {each.codec for each in messages}
-  if len(codecs) > 1:
-    found = ', '.join(sorted(codec.name for codec in codecs))
-    raise ValueError(
-      f'`updates` must be encoded in one format, got {found}: give each format'
-      ' a link of its own, by optax.partition, or `gather` the messages.'
-    )
+  [codec] = {each.codec for each in messages}
   weights = _messages.all_weights(names, weight)
   count = _messages.num_members(names)
   stacked = []
@@ -91,7 +85,6 @@ def meet(
   arrived = jax.tree.unflatten(structure, _messages.to_owners(parts, names))
   met = []
   for message, total in zip(arrived, totals):
-    [codec] = codecs
     back = result or codec
     one = Met((), back, codec.block_size, total)
     values = _messages.all_decoded(message, codec, (one.num_values(count),))

@@ -6,6 +6,8 @@ import math
 import jax
 import optax
 
+from dilojax.transforms import _checks
+
 Merge = Callable[..., optax.Params]
 
 
@@ -57,6 +59,7 @@ def mix(alpha: float) -> Merge:
     Douillard et al., `Streaming DiLoCo with overlapping communication
     <https://arxiv.org/abs/2501.18512>`_, 2025
   """
+  _checks.check_number('alpha', alpha)
   if not 0 <= alpha <= 1:
     raise ValueError(f'`alpha` must be from 0 to 1, got {alpha}.')
 
@@ -121,10 +124,14 @@ def delay_compensated(strength: float) -> Merge:
     A function of the local params now, the local params at launch, and the
     new anchor, which :func:`synchronize` tells the schedule as well.
 
+  Raises:
+    ValueError: If `strength` is not finite.
+
   References:
     `CoCoDC: Communication-computation overlap with delay compensation
     <https://arxiv.org/abs/2504.17672>`_, 2025
   """
+  _checks.check_number('strength', strength)
   if strength == 0:
     return delta()
   if not math.isfinite(strength):

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import optax
 
+from dilojax.transforms import _checks
+from dilojax.transforms import _fragments
 from dilojax.transforms import _merge
 from dilojax.transforms import _reduce
 from dilojax.transforms import _sharing
@@ -29,6 +31,7 @@ def data_parallel(
   Returns:
     A chain of :func:`mean_over` and `inner`.
   """
+  _checks.check_transformation('inner', inner)
   link = _reduce.mean_over(axis_name)
   return optax.with_extra_args_support(optax.chain(link, inner))
 
@@ -81,6 +84,7 @@ def diloco(
     Douillard et al., `DiLoCo: Distributed Low-Communication Training of
     Language Models <https://arxiv.org/abs/2311.08105>`_, 2023
   """
+  _checks.check_transformation('inner', inner)
   link = _synchronize.synchronize(
     outer, every=every, reduce=_reduce.mean_over(axis_name)
   )
@@ -115,6 +119,8 @@ def post_local(
     Lin et al., `Don't Use Large Mini-Batches, Use Local SGD
     <https://arxiv.org/abs/1808.07217>`_, 2018
   """
+  _checks.check_transformation('inner', inner)
+  _fragments.check_count('data_parallel_steps', data_parallel_steps)
   mean = _reduce.mean_over(axis_name)
   link = _synchronize.synchronize(
     outer, every=every, reduce=mean, start=data_parallel_steps
@@ -141,6 +147,8 @@ def lookahead(
     Zhang et al., `Lookahead Optimizer: k steps forward, 1 step back
     <https://arxiv.org/abs/1907.08610>`_, 2019
   """
+  _checks.check_transformation('inner', inner)
+  _checks.check_rate('step_size', step_size)
   link = _synchronize.synchronize(
     optax.sgd(step_size), every=every, reduce=optax.identity()
   )
@@ -176,6 +184,9 @@ def snoo(
     Kallusky et al., `SNOO: Step-K Nesterov Outer Optimizer
     <https://arxiv.org/abs/2510.15830>`_, 2025
   """
+  _checks.check_transformation('inner', inner)
+  _checks.check_rate('lr', lr)
+  _checks.check_rate('momentum', momentum)
   link = _synchronize.synchronize(
     optax.sgd(lr, momentum=momentum, nesterov=True),
     every=every,
@@ -218,6 +229,7 @@ def sparta(
   References:
     Released as code by EXO Labs, without a paper.
   """
+  _checks.check_transformation('inner', inner)
   if (outer is None) != (every is None):
     raise ValueError(
       f'`outer` and `every` belong together, got {outer} and {every}: give'
@@ -260,6 +272,7 @@ def loscar_sgd(
   References:
     `LOSCAR-SGD <https://arxiv.org/abs/2605.20866>`_, 2026
   """
+  _checks.check_transformation('inner', inner)
   link = _subset.subset_mean_over(
     axis_name,
     fraction,
@@ -310,6 +323,15 @@ def hierarchical(
     Lin et al., `Don't Use Large Mini-Batches, Use Local SGD
     <https://arxiv.org/abs/1808.07217>`_, 2018 (hierarchical local SGD)
   """
+  _checks.check_transformation('inner', inner)
+  if not (
+    isinstance(levels, Sequence)
+    and all(isinstance(level, Level) for level in levels)
+  ):
+    raise ValueError(
+      f'`levels` must be a list of `Level(outer, every, axis_name)`, got'
+      f' {levels!r}.'
+    )
   if not levels:
     raise ValueError('`levels` must have at least one level, got none.')
   means = [_reduce.mean_over(level.axis_name) for level in levels]

@@ -8,6 +8,7 @@ import jax
 import optax
 
 from dilojax import wire
+from dilojax.transforms import _checks
 from dilojax.transforms import _directions
 from dilojax.transforms import _fragments
 from dilojax.transforms import _late
@@ -192,6 +193,11 @@ def muloco(
     Thérien et al., `MuLoCo: Muon is a practical inner optimizer for DiLoCo
     <https://arxiv.org/abs/2505.23725>`_, 2025
   """
+  if not (hidden is None or callable(hidden)):
+    raise ValueError(
+      '`hidden` must be a function from params to a tree of booleans, or'
+      f' None, got {hidden!r}.'
+    )
   outer = (
     optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
   )
@@ -263,6 +269,8 @@ def sparseloco(
     Sarfi et al., `Communication Efficient LLM Pre-training with SparseLoCo
     <https://arxiv.org/abs/2508.15706>`_, 2025
   """
+  _checks.check_transformation('inner', inner)
+  _checks.check_rate('lr', lr)
   link = _synchronize.synchronize(
     optax.sgd(lr),
     every=every,
@@ -333,6 +341,7 @@ def decoupled_merge(
 
 def _at_once(inner, outer, every, fragments, send, reduce):
   """Lands in the step of the launch, all params together or in turns."""
+  _checks.check_transformation('inner', inner)
   if fragments is None:
     link = _synchronize.synchronize(
       outer, every=every, send=send, reduce=reduce

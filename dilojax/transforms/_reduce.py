@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from dilojax import wire as wire_lib
+from dilojax.transforms import _checks
 from dilojax.transforms import _meeting
 from dilojax.transforms import _messages
 from dilojax.transforms import _sharing
@@ -123,7 +124,8 @@ def mean_over(
 
   Raises:
     ValueError: If there is no name, or one comes twice, or an option has no
-      effect. In `update`, under a checked :func:`jax.shard_map`, if nothing
+      effect; from `init`, if params are complex and `wire` would encode them.
+      In `update`, under a checked :func:`jax.shard_map`, if nothing
       varies along a name: gradients of params that are typed as shared arrive
       summed over the replicas, and a mean of them would be K times too large.
 
@@ -140,6 +142,9 @@ def mean_over(
     in float32)
   """
   names = axis_names(axis_name)
+  for name, codec in {'wire': wire, 'result': result}.items():
+    if codec is not None:
+      _checks.check_codec(name, codec)
   if gather not in GATHERS:
     raise ValueError(
       f'`gather` must be one of {", ".join(map(repr, GATHERS))}, got'
@@ -153,7 +158,8 @@ def mean_over(
   about = MeanOver(names, wire, result, gather)
 
   def init_fn(params) -> Any:
-    del params
+    if wire is not None:
+      _checks.check_real('mean_over', params)
     return about
 
   def encoded(updates):
@@ -172,6 +178,8 @@ def mean_over(
         '`result` and `gather` have no effect on updates that are not encoded:'
         ' give `wire`, or encode them in `send`.'
       )
+    if any(found):
+      _check_alike(updates)
     return updates
 
   def meet(updates, state, params=None, *, weight=None, **extra_args):
@@ -241,9 +249,15 @@ def axis_names(axis_name: str | Sequence[str]) -> tuple[str, ...]:
   """Returns one name, or several, as a tuple.
 
   Raises:
-    ValueError: If there is no name, or one comes twice.
+    ValueError: If there is no name, or one comes twice, or is no string.
   """
-  names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+  is_one = isinstance(axis_name, str) or not isinstance(axis_name, Sequence)
+  names: tuple = (axis_name,) if is_one else tuple(axis_name)
+  if not all(isinstance(name, str) for name in names):
+    raise ValueError(
+      '`axis_name` must be a string, or a tuple of strings, got'
+      f' {axis_name!r}: name the mapped axes of the replicas.'
+    )
   if not names or len(set(names)) < len(names):
     raise ValueError(
       f'`axis_name` must be one name, or several different ones, got {names}.'
@@ -262,6 +276,23 @@ def _check_varies(updates, names):
       f'`updates` must vary along {names}, got the same for all replicas:'
       ' gradients of shared params arrive summed. Give every replica params of'
       f' its own, by `in_specs` of P({names[0]!r}) for instance.'
+    )
+
+
+def _check_alike(updates):
+  is_encoded = _messages.is_encoded
+  forms = {
+    leaf.codec if is_encoded(leaf) else None: jax.tree_util.keystr(path)
+    for path, leaf in jax.tree.leaves_with_path(updates, is_leaf=is_encoded)
+  }
+  if len(forms) > 1:
+    got = ', '.join(
+      f'{path} {f"in {codec.name}" if codec else "not encoded"}'
+      for codec, path in forms.items()
+    )
+    raise ValueError(
+      f'`updates` must be encoded in one format, got {got}: give each format a'
+      ' `synchronize` of its own, by optax.partition.'
     )
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dilojax import wire
+from dilojax.transforms import _checks
 from dilojax.transforms import _messages
 from dilojax.transforms import _sharing
 
@@ -53,6 +54,9 @@ def encode(
     :func:`synchronize`. It turns each leaf into a message, which
     :func:`mean_over` understands.
 
+  Raises:
+    ValueError: If `codec` is none, or, from `init`, if params are complex.
+
   Examples:
     >>> import jax.numpy as jnp, dilojax as dx
     >>> tx = dx.encode(dx.wire.e3m0())
@@ -65,10 +69,12 @@ def encode(
     Douillard et al., `Streaming DiLoCo with overlapping communication
     <https://arxiv.org/abs/2501.18512>`_, 2025
   """
+  _checks.check_codec('codec', codec)
+  _checks.check_seed(seed)
   form = _sharing.WireForm(codec)
 
   def init_fn(params):
-    del params
+    _checks.check_real('encode', params)
     return EncodeState(jnp.zeros([], jnp.int32), form)
 
   def update_fn(updates, state, params=None):
@@ -100,7 +106,9 @@ def error_feedback(
     e &\leftarrow v - q.
 
   With :math:`d = 1` nothing is ever lost: what was sent plus what is kept is
-  what there was.
+  what there was, to one rounding in float32 (formats that cut a value's bits
+  have none). What is not finite is not kept, and nothing counts as sent of a
+  message that :func:`dropping` loses.
 
   Args:
     codec: The wire format; those that contract profit.
@@ -112,7 +120,8 @@ def error_feedback(
     An :class:`optax.GradientTransformation` for `send` of :func:`synchronize`.
 
   Raises:
-    ValueError: If `decay` is out of range.
+    ValueError: If an argument is out of range, or, from `init`, if params are
+      complex.
 
   Examples:
     >>> import jax.numpy as jnp, dilojax as dx
@@ -129,6 +138,9 @@ def error_feedback(
     Thérien et al., `MuLoCo: Muon is a practical inner optimizer for DiLoCo
     <https://arxiv.org/abs/2505.23725>`_, 2025
   """
+  _checks.check_codec('codec', codec)
+  _checks.check_seed(seed)
+  _checks.check_number('decay', decay)
   if not 0 <= decay <= 1:
     raise ValueError(
       f'`decay` must be from 0 to 1, got {decay}: choose 1 to keep all that'
@@ -137,6 +149,7 @@ def error_feedback(
   form = _sharing.WireForm(codec)
 
   def init_fn(params):
+    _checks.check_real('error_feedback', params)
     wide = lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32)
     count = jnp.zeros([], jnp.int32)
     return ErrorFeedbackState(count, jax.tree.map(wide, params), form)
@@ -151,10 +164,35 @@ def error_feedback(
     messages = _messages.encode_tree(
       wanted, codec, _key(seed, state), shared_key=shared_key
     )
-    kept = optax.tree.sub(wanted, _messages.decoded(messages))
+    # What is not finite would stay for ever, even if it counts for nothing.
+    kept = jax.tree.map(
+      lambda left: jnp.where(jnp.isfinite(left), left, 0),
+      optax.tree.sub(wanted, _messages.decoded(messages)),
+    )
     return messages, ErrorFeedbackState(state.count + 1, kept, form)
 
   return optax.GradientTransformation(init_fn, update_fn)
+
+
+def kept_unless(
+  present: jax.Array, state: optax.OptState, previous: optax.OptState
+) -> optax.OptState:
+  """Returns the state, with what was kept before if a message was lost.
+
+  Args:
+    present: Whether the message has arrived.
+    state: State of `send` after the message.
+    previous: The state before.
+  """
+  is_ours = lambda node: isinstance(node, ErrorFeedbackState)
+
+  def of_node(new, old):
+    if not is_ours(new):
+      return new
+    pick = lambda new, old: jnp.where(present, new, old)
+    return new._replace(kept=jax.tree.map(pick, new.kept, old.kept))
+
+  return jax.tree.map(of_node, state, previous, is_leaf=is_ours)
 
 
 def _key(seed, state):

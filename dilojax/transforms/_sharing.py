@@ -282,6 +282,8 @@ def agreeing(value: jax.Array, own: jax.Array) -> jax.Array:
   Both branches of a condition need one type, and `lax.pcast` fails under
   `vmap`. The compiler drops the selection.
   """
+  if not jnp.size(value):
+    return own.astype(value.dtype)  # No selection is left of no elements.
   return jnp.where(jnp.array(True), value, own.astype(value.dtype))
 
 

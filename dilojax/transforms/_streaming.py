@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import optax
 
+from dilojax.transforms import _checks
 from dilojax.transforms import _fragments
 from dilojax.transforms import _merge
 from dilojax.transforms import _reduce
@@ -85,6 +86,12 @@ def in_turns(
     >>> [link.schedule.offset for link in dx.links(tx.init(params), params)]
     [10, 5]
   """
+  if not callable(link):
+    raise ValueError(
+      '`link` must be a function of the name of a fragment and its offset, got'
+      f' {link!r}.'
+    )
+  _checks.check_fragments('fragments', fragments)
 
   def take_turns(params):
     labels = fragments(params) if callable(fragments) else fragments
@@ -186,6 +193,8 @@ def streaming_diloco(
     Douillard et al., `Streaming DiLoCo with overlapping communication
     <https://arxiv.org/abs/2501.18512>`_, 2025
   """
+  _checks.check_transformation('inner', inner)
+  _checks.check_fragments('fragments', fragments)
   mean = _reduce.mean_over(axis_name) if reduce is None else reduce
 
   def link(name, offset):

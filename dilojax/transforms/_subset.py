@@ -135,6 +135,8 @@ def subset_mean_over(
     mean.
   """
   schedule = _checked(fraction, every, delay, pattern)
+  _checks.check_merge('merge', merge)
+  _checks.check_seed(seed)
   mean_over = _reduce.mean_over(axis_name)
   names = _reduce.axis_names(axis_name)
   if getattr(merge, 'needs_schedule', False):
@@ -239,6 +241,7 @@ def subset_mean_over(
 
 
 def _checked(fraction, every, delay, pattern):
+  _checks.check_number('fraction', fraction)
   if fraction == 0:
     raise ValueError(
       '`fraction` must be above 0, got 0: leave the link out to average'

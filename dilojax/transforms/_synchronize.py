@@ -12,6 +12,7 @@ from dilojax import schedule as schedule_lib
 from dilojax.transforms import _checks
 from dilojax.transforms import _merge
 from dilojax.transforms import _reduce
+from dilojax.transforms import _send
 from dilojax.transforms import _sharing
 
 
@@ -116,7 +117,8 @@ def synchronize(
 
   Raises:
     ValueError: If `every`, `offset`, `delay`, `start` or `step` is out of
-      range, or if `params` is missing in `update`.
+      range, or another argument is of another kind; in `update`, if `params`
+      is missing, or `reduce` returns messages that are still encoded.
 
   Examples:
     One replica that gains half of its displacement in each round:
@@ -147,6 +149,10 @@ def synchronize(
     :func:`apply_updates` lands exactly.
   """
   schedule = _checked_schedule(every, offset, delay, start)
+  _checks.check_transformation('outer', outer)
+  _checks.check_transformation('reduce', reduce)
+  _checks.check_transformation('send', send)
+  _checks.check_merge('merge', merge)
   overwrites = getattr(merge, 'overwrites', False)
   keeps_launched = delay > 0 and getattr(merge, 'needs_launched', True)
   steps = _reduce.phases(reduce)
@@ -207,6 +213,11 @@ def synchronize(
       arrived, reduce_state = reduce_update(
         message, state.reduce, state.anchor, **extra_args
       )
+      if reduce_update is reduce.update:
+        _checks.check_decoded(arrived)
+      if (present := _sharing.presence(reduce_state)) is not None:
+        # The next displacement has all of this one, if it did not arrive.
+        send_state = _send.kept_unless(present, send_state, state.send)
       return arrived, state._replace(send=send_state, reduce=reduce_state)
 
     def towards(target):
@@ -249,6 +260,7 @@ def synchronize(
         met, state = reduced(replica, state, steps.meet)
         return updates, state._replace(relayed=met)
       arrived, state = reduced(replica, state)
+      arrived = optax.tree.cast_like(arrived, state.anchor)
       return updates, state._replace(arrived=arrived)
 
     def relay(updates, state):
@@ -257,6 +269,7 @@ def synchronize(
         # the compiler waits for the first in order to do so.
         updates, met = jax.lax.optimization_barrier((updates, state.relayed))
         arrived = steps.share(met, state.anchor)
+        arrived = optax.tree.cast_like(arrived, state.anchor)
         state = state._replace(arrived=arrived)
       return updates, state
 

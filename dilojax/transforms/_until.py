@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dilojax import schedule as schedule_lib
+from dilojax.transforms import _checks
 from dilojax.transforms import _sharing
 
 
@@ -57,8 +58,11 @@ def until(
     2.0
     1.0
   """
+  if not _checks.is_int(num_steps):
+    raise ValueError(f'`num_steps` must be an int, got {num_steps!r}.')
   if num_steps < 1:
     raise ValueError(f'`num_steps` must be at least 1, got {num_steps}.')
+  _checks.check_transformation('link', link)
   plan = _sharing.Plan(schedule_lib.Schedule(1, 1, stop=num_steps))
   link = optax.with_extra_args_support(link)
 

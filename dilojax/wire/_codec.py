@@ -71,7 +71,13 @@ def make(
         f'`key` must be a key for the random numbers of `{name}`, got None:'
         ' pass one from `jax.random.key`.'
       )
-    flat = jnp.asarray(x).astype(jnp.float32).reshape(-1)
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+      raise ValueError(
+        f'`x` must be real, got {x.dtype}: `{name}` would lose the imaginary'
+        ' part. Encode both parts as real arrays.'
+      )
+    flat = x.astype(jnp.float32).reshape(-1)
     size = flat.size
     padding = -size % block_size
     if padding:
@@ -104,7 +110,7 @@ def check_block_size(block_size: int, largest: int | None = None) -> None:
     raise ValueError(f'`block_size` must be {allowed}, got {block_size!r}.')
 
 
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
   """Refuses what is not among the choices."""
   if value not in allowed:
     choices = ', '.join(map(repr, allowed))

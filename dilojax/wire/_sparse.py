@@ -216,8 +216,9 @@ def _num_kept(fraction, block_size):
 
 
 def _check_sparse(fraction, block_size):
-  if not 0 < fraction <= 1:
+  is_number = isinstance(fraction, int | float | np.number)
+  if not is_number or isinstance(fraction, bool) or not 0 < fraction <= 1:
     raise ValueError(
-      f'`fraction` must be above 0 and at most 1, got {fraction}.'
+      f'`fraction` must be above 0 and at most 1, got {fraction!r}.'
     )
   _codec.check_block_size(block_size, _LARGEST_BLOCK)

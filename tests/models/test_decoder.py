@@ -48,7 +48,9 @@ def assert_trees_close(got, expected, **tolerance):
   )
 
 
-@pytest.mark.parametrize('mlp', ['swiglu', 'gelu'])
+@pytest.mark.parametrize(
+  'mlp', [pytest.param('swiglu', marks=pytest.mark.slow), 'gelu']
+)
 def test_no_token_sees_the_future(mlp):
   # Summed over the last token, the probabilities of sequences are those of the
   # shorter ones: true only if probabilities are normalized, and if the token
@@ -87,7 +89,9 @@ def test_loss_of_a_batch_is_the_mean_over_its_sequences():
   )
 
 
-@pytest.mark.parametrize('tied_head', [True, False])
+@pytest.mark.parametrize(
+  'tied_head', [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_loss_at_init_is_that_of_gaussian_logits(tied_head):
   # Logits of variance 1 that know nothing of the target: log V + 1/2.
   sizes = dict(vocab_size=256, dim=64, seq_len=32)

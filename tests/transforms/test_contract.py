@@ -57,6 +57,9 @@ TRANSFORMS = {
   'noloco': dx.noloco(SGD, every=2),
   'sparta': dx.sparta(SGD, 0.5),
   'loscar_sgd': dx.loscar_sgd(SGD, every=2, fraction=0.5, delay=1),
+  'dreamddp': dx.dreamddp(
+    SGD, [['fragment_0'], [], ['fragment_1']], fragments=dx.by_bytes(2)
+  ),
 }
 # These have no replicas to agree with: they run without an axis.
 ALONE = ('lookahead', 'snoo')

@@ -130,6 +130,35 @@ def test_losses_of_messages_that_are_relayed(static):
   np.testing.assert_array_equal(state.reduce.present, wanted.reduce.present)
 
 
+def test_what_is_lost_has_not_been_sent():
+  """Error feedback keeps what it had: in the end all has arrived, once."""
+  tx = dx.synchronize(
+    optax.sgd(1.0),
+    every=1,
+    send=dx.error_feedback(wire.top_k(0.25, block_size=4)),
+    reduce=dx.dropping(MEAN, 0.5, seed=1),
+  )
+
+  def train(updates):
+    params = jnp.zeros(4)
+    state, lost = tx.init(params), []
+    for step in range(1, 33):
+      now = updates if step <= 4 else jnp.zeros(4)
+      moved, state = tx.update(now, state, params, step=step)
+      params = dx.apply_updates(params, moved, state, step=step)
+      lost.append(~state.reduce.present)
+    return state.anchor, state.send.kept, jnp.array(lost)
+
+  updates = jnp.array([[1.0, 2.0, 3.0, 4.0]])
+  [anchor], [kept], [lost] = jax.jit(jax.vmap(train, axis_name='replica'))(
+    updates
+  )
+  assert lost[:4].any()
+  assert not lost[:4].all()
+  np.testing.assert_array_equal(anchor, 4 * updates[0])
+  np.testing.assert_array_equal(kept, jnp.zeros(4))
+
+
 def test_hosts_are_lost_as_a_whole():
   reduce = dx.dropping(
     dx.mean_over(('host', 'replica')), 0.5, axis_name='host', seed=1

@@ -188,3 +188,48 @@ def test_weights_reach_a_mean_wherever_it_is(place):
   got = jax.vmap(one, axis_name='replica')(grads, jnp.asarray(WEIGHT))
   want = np.average(grads, weights=WEIGHT)
   np.testing.assert_allclose(got, np.full(K, want), rtol=1e-6)
+
+
+@pytest.mark.parametrize('gather', ['mean', 'messages'])
+def test_a_mean_is_of_one_format(gather):
+  """Bytes of several could not be told by a link's state."""
+  encode = lambda codec: dx.encode(codec).update(
+    jnp.ones(4), dx.encode(codec).init(None)
+  )[0]
+  narrow = encode(wire.int8(block_size=4))
+  for other in (encode(wire.float32()), encode(wire.int8()), jnp.ones(4)):
+    with pytest.raises(ValueError, match='`updates` must be encoded in one'):
+      jax.vmap(
+        lambda _, other=other: dx.mean_over('replica', gather=gather).update(
+          {'a': narrow, 'b': other}, ()
+        ),
+        axis_name='replica',
+      )(jnp.ones(2))
+
+
+@pytest.mark.parametrize('static', [False, True])
+@pytest.mark.parametrize('kwargs', [{'delay': 1}, {'delay': 3}, {}])
+def test_wide_params_have_a_wide_state(kwargs, static):
+  with jax.enable_x64(True):
+    mean = dx.mean_over('replica', wire=wire.int8(block_size=4))
+    mean = mean if kwargs else dx.one_round_late(mean)
+    tx = dx.synchronize(optax.sgd(0.5), every=4, reduce=mean, **kwargs)
+    params = jnp.arange(6.0)
+    assert params.dtype == jnp.float64
+    state = tx.init(params)
+    axes = dx.replica_axes(state)
+
+    def train(state, params):
+      for step in range(1, 9):
+        told = {'step': step} if static else {}
+        updates, state = tx.update(jnp.ones(6), state, params, **told)
+        params = optax.apply_updates(params, updates)
+      return state
+
+    got = jax.eval_shape(
+      jax.vmap(train, (axes, 0), axes, axis_name='replica'),
+      training.copies(state, axes, 2),
+      jnp.stack([params, params]),
+    )
+    dtypes = lambda tree: [leaf.dtype for leaf in jax.tree.leaves(tree)]
+    assert dtypes(got) == dtypes(state)

@@ -232,3 +232,26 @@ def test_gradients_of_shared_params_are_refused():
   )
   with pytest.raises(ValueError, match='gradients of shared params'):
     jax.jit(shared)(ORIGIN, TARGETS)
+
+
+@pytest.mark.parametrize('how', ['vmap', 'shard_map'])
+def test_leaves_without_elements_are_no_matter(how):
+  tx = dx.diloco(optax.identity(), optax.sgd(1.0), every=2)
+  params = {'empty': jnp.zeros((0, 3)), 'full': jnp.zeros(3)}
+  state = tx.init(params)
+  axes = dx.replica_axes(state)
+
+  def train(params, state, target):
+    for _ in range(2):
+      updates = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(target, leaf.shape), params
+      )
+      updates, state = tx.update(updates, state, params)
+      params = dx.apply_updates(params, updates, state)
+    return params, state
+
+  step = training.map_yourself(train, (0, axes, 0), (0, axes), how)
+  copies = training.copies(params, 0), training.copies(state, axes)
+  got, _ = step(*copies, jnp.arange(4.0))
+  np.testing.assert_allclose(got['full'], 3.0)
+  assert got['empty'].shape == (4, 0, 3)

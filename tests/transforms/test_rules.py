@@ -158,8 +158,11 @@ def train(placement):
 
 @pytest.mark.parametrize(
   'placement',
-  [(1, False), (2, False), (4, False), (1, True), (2, True), (4, True)]
-  + ['pmap', 'shard_map'],
+  [(1, False), (2, False), (4, False), (4, True), 'pmap', 'shard_map']
+  + [
+    pytest.param(each, marks=pytest.mark.slow)
+    for each in ((1, True), (2, True))
+  ],
   ids=str,
 )
 def test_rules_are_their_definitions(placement):

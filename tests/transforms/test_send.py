@@ -39,6 +39,18 @@ def test_what_was_sent_and_what_is_kept_is_what_there_was(values, drops):
     np.testing.assert_allclose(total, there_was, atol=1e-4)
 
 
+@pytest.mark.parametrize('gather', ['mean', 'messages'])
+def test_what_is_not_finite_is_not_kept(gather):
+  """What weighs nothing does not spoil the rounds to come, either."""
+  rounds = jnp.ones((K, 2, 4)).at[1, 0].set(jnp.nan)
+  weight = jnp.ones(K).at[1].set(0)
+  reduce = dx.mean_over('replica', gather=gather)
+  send = dx.error_feedback(wire.top_k(0.5, block_size=4))
+  got, _, ((_, kept, _), _) = meeting.over_rounds(reduce, rounds, send, weight)
+  assert np.all(np.isfinite(got))
+  assert np.all(np.isfinite(kept))
+
+
 def test_what_is_kept_decays():
   decay, rounds = 0.5, exact_rounds()
   codec = wire.top_k(0.5, block_size=2)
@@ -125,6 +137,40 @@ def test_the_ends_of_pruning():
   assert got['s'] == 1
   with pytest.raises(ValueError, match='`share` must be from 0 to 1'):
     dx.sign_prune(50)
+
+
+@pytest.mark.parametrize('longest', [2, 3, 64, 100, 1000, 4097])
+def test_a_share_of_nothing_is_refused(longest):
+  params = {'w': jnp.zeros((2, longest)), 'b': jnp.zeros(2), 's': jnp.zeros(())}
+  few = 0.999 / longest
+  with pytest.raises(ValueError, match='must drop an entry') as error:
+    dx.sign_prune(few).init(params)
+  message = str(error.value)
+  assert f'longest row, which has {longest}, got {few}' in message
+  # The bound that it names is enough, and little more than is needed.
+  bound = float(message.partition('at least ')[2].partition(',')[0])
+  assert 1 / longest <= bound <= 1.01 / longest
+  tx = dx.sign_prune(bound)
+  grads = jax.tree.map(jnp.ones_like, params)
+  got, _ = tx.update(grads, tx.init(params))
+  assert np.sum(np.asarray(got['w']) == 0) == 2
+  dx.sign_prune(0).init(params)
+
+
+def test_rows_of_other_fragments_may_be_shorter():
+  params = {'w': jnp.zeros((2, 64)), 'b': jnp.zeros(2)}
+  tx = optax.partition(
+    {'w': dx.sign_prune(0.1), 'b': dx.sign_prune(0.1)}, {'w': 'w', 'b': 'b'}
+  )
+  tx.init(params)
+  with pytest.raises(ValueError, match='must drop an entry'):
+    dx.sign_prune(0.1).init({'b': params['b']})
+
+
+def test_the_axis_of_rows_is_there():
+  with pytest.raises(ValueError, match=r'`axis` must be one of every leaf'):
+    dx.sign_prune(0.5, axis=1).init({'w': jnp.zeros((2, 3)), 'b': jnp.zeros(2)})
+  dx.sign_prune(0.5, axis=1).init({'w': jnp.zeros((2, 3)), 's': jnp.zeros(())})
 
 
 def test_what_is_pruned_is_encoded_next():
