@@ -1,8 +1,9 @@
 """What the folders of runs have to show in a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import difflib
 import itertools
+import math
 import os
 import pathlib
 from typing import NamedTuple
@@ -30,6 +31,7 @@ class Curve(NamedTuple):
     y: The metric there.
     train_x: Positions of the records of training.
     train_y: The training metric there; empty where the run has none.
+    error: Standard error of `y` over seeds; None if it is of one run.
   """
 
   label: str
@@ -37,6 +39,7 @@ class Curve(NamedTuple):
   y: np.ndarray
   train_x: dict[str, np.ndarray]
   train_y: np.ndarray
+  error: np.ndarray | None = None
 
 
 def load(
@@ -69,6 +72,38 @@ def load(
   return tuple(curves)
 
 
+def of_rows(
+  rows: Mapping[str, Sequence[Sequence[metrics.Record]]], metric: str
+) -> tuple[Curve, ...]:
+  """Returns the mean course of the runs of each row.
+
+  Args:
+    rows: Per name of a row the records of its runs.
+    metric: Name of the metric in the records.
+
+  Returns:
+    A curve for each row, at the steps that all its runs have; none for a row
+    without any. Runs without the metric are left out.
+
+  Raises:
+    ValueError: If a record with the metric lacks a cost.
+  """
+  found = {row: _mean(row, seeds, metric) for row, seeds in rows.items()}
+  curves = [curve for curve in found.values() if curve is not None]
+  short = [_shorten(curve.label) for curve in curves]
+  if len(set(short)) < len(short):
+    return tuple(curves)
+  return tuple(
+    curve._replace(label=label) for curve, label in zip(curves, short)
+  )
+
+
+def read(folder: pathlib.Path) -> list[metrics.Record]:
+  """Returns the records of a run so far, none if it has not begun."""
+  path = folder / 'metrics.jsonl'
+  return metrics.read(path) if path.is_file() else []
+
+
 def _read_run(folder):
   path = folder / 'metrics.jsonl'
   if not folder.is_dir():
@@ -82,6 +117,31 @@ def _read_run(folder):
       f' {path.name}.'
     )
   return metrics.read(path)
+
+
+def _mean(row, seeds, metric):
+  """Returns the mean of the runs of a row, None without any."""
+  selected = [_select(records, metric, row) for records in seeds]
+  selected = [(x, y) for x, y in selected if np.isfinite(y).any()]
+  if not selected:
+    return None
+  # A step of zero has no place on a logarithmic axis, and is NaN.
+  held = [set(x['step'][np.isfinite(x['step'])]) for x, _ in selected]
+  steps = sorted(set.intersection(*held))
+  if not steps:
+    return None
+  places = [
+    [list(x['step']).index(step) for step in steps] for x, _ in selected
+  ]
+  x = {
+    axis: np.mean([x[axis][at] for (x, _), at in zip(selected, places)], axis=0)
+    for axis in AXES
+  }
+  y = np.stack([y[at] for (_, y), at in zip(selected, places)])
+  n, none = len(selected), np.array([])
+  error = y.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else None
+  no_train = dict.fromkeys(AXES, none)
+  return Curve(row, x, y.mean(axis=0), no_train, none, error)
 
 
 def _labels(folders):

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 import contextlib
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import time
+
+from dilojax import _cli_dreamddp
+from dilojax import _cli_simulate
+from dilojax import _cli_sweep
+from dilojax import _cli_tables
 
 # Everything else is imported where it is used.
 
@@ -47,11 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = _parser()
   args, rest = parser.parse_known_args(argv)
   try:
-    if args.command in ('train', 'audit'):
+    if args.command in ('train', 'audit', 'profile'):
       args.overrides = _overrides(rest)
+    elif args.command == 'sweep':
+      args.slurm = _cli_sweep.parameters(rest)
     elif rest:
       raise ValueError(f'unknown arguments: {" ".join(rest)}.')
     return args.run(args)
+  except BrokenPipeError:
+    # Who reads has seen enough, as `head`; nothing is left to be flushed.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
   except (ValueError, ImportError, OSError) as error:
     print(f'dilojax: error: {error}', file=sys.stderr)
     return 2
@@ -124,25 +134,13 @@ def _parser():
   )
   audit.set_defaults(run=_audit)
 
-  plot = commands.add_parser(
-    'plot',
-    help='draw loss against steps, tokens, bytes, time',
-    allow_abbrev=False,
-  )
-  plot.add_argument('runs', nargs='+', metavar='RUN', help='folders of runs')
-  plot.add_argument(
-    '--out', default='plot.png', metavar='FILE', help='picture to write'
-  )
-  plot.add_argument(
-    '--metric', default='eval/anchor/loss', help='metric to draw'
-  )
-  plot.set_defaults(run=_plot)
+  _cli_sweep.add(commands)
 
-  table = commands.add_parser(
-    'table', help='compare finished runs', allow_abbrev=False
-  )
-  table.add_argument('runs', nargs='+', metavar='RUN', help='folders of runs')
-  table.set_defaults(run=_table)
+  _cli_tables.add(commands)
+
+  _cli_simulate.add(commands)
+
+  _cli_dreamddp.add_profile(commands)
 
   prepare = commands.add_parser(
     'prepare',
@@ -307,20 +305,6 @@ def _audit(args):
   else:
     print(audit.table(report))
   return 0 if report.agrees else 1
-
-
-def _plot(args):
-  from dilojax import plot
-
-  print(plot.plot(args.runs, args.out, metric=args.metric))
-  return 0
-
-
-def _table(args):
-  from dilojax import table
-
-  print(table.markdown(table.rows([pathlib.Path(run) for run in args.runs])))
-  return 0
 
 
 def _prepare(args):

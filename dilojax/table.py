@@ -1,13 +1,107 @@
-"""A table of finished runs, computed from their files alone."""
+"""Tables of finished runs and of experiments, computed from files alone."""
 
 from collections.abc import Iterable, Sequence
 import json
-import math
+import os
 import pathlib
 import statistics
 from typing import Any
 
+from dilojax import _cells
+from dilojax import _comparison
+from dilojax import _experiment
+from dilojax import _runs
+from dilojax import _tables
+from dilojax import _verdicts
+from dilojax import exact
 from dilojax import workdir
+
+FORMATS = ('markdown', 'csv', 'json', 'html')
+
+
+def text(
+  experiment: str | os.PathLike[str],
+  *,
+  out: str | os.PathLike[str] | None = None,
+  format: str = 'markdown',
+  confidence: float = 0.95,
+) -> str:
+  """Returns the table of an experiment.
+
+  Args:
+    experiment: A file of `experiments/`, with or without `.py`, and behind a
+      colon its variant.
+    out: Folder of its sweep. Without it, the runs kept beside the experiment
+      are read. An experiment that is computed has none.
+    format: One of `FORMATS`.
+    confidence: That of the verdicts on what is expected, above 0.5 and below 1.
+
+  Returns:
+    The table as text, without a line end.
+
+  Raises:
+    ValueError: If the experiment, its runs or an argument is malformed, or
+      there is no run.
+  """
+  if format not in FORMATS:
+    raise ValueError(
+      f'`format` must be one of {", ".join(FORMATS)}, got {format!r}.'
+    )
+  _verdicts.check_confidence(confidence)
+  loaded = _experiment.load(experiment)
+  if loaded.compute is not None and not loaded.points:
+    if out is not None:
+      raise ValueError(
+        f'`out` has no effect: {loaded.name!r} is computed, not trained.'
+      )
+    return _computed(loaded, format)
+  found = _runs.kept(loaded) if out is None else _runs.swept(loaded, out)
+  compared = _comparison.compare(loaded, found, confidence)
+  if format == 'html':
+    from dilojax import _html  # Matplotlib takes its time.
+
+    return _html.compared(compared)
+  formats = {
+    'markdown': _tables.markdown,
+    'csv': _tables.csv_text,
+    'json': _tables.json_text,
+  }
+  return formats[format](compared)
+
+
+def keep(
+  experiment: str | os.PathLike[str], out: str | os.PathLike[str]
+) -> pathlib.Path:
+  """Condenses the runs of a sweep to a file beside its experiment.
+
+  Args:
+    experiment: A file of `experiments/`, with or without `.py`.
+    out: Folder of its sweep.
+
+  Returns:
+    The path of the file, that of the experiment with the ending `.json`. One
+    that is there is replaced.
+
+  Raises:
+    ValueError: If the experiment or its runs are malformed, or there is none.
+  """
+  loaded = _experiment.load(experiment)
+  runs = _runs.swept(loaded, out).runs
+  path = loaded.kept
+  _runs.write(path, runs)
+  return path
+
+
+def _computed(experiment, format):
+  cells = experiment.compute()
+  if format == 'json':
+    return _tables.cells_json(experiment.name, cells)
+  if format == 'html':
+    from dilojax import _html
+
+    return _html.computed(experiment.name, experiment.docstring, cells)
+  table = exact.markdown if format == 'markdown' else exact.csv_text
+  return table(cells).rstrip('\n')
 
 
 def rows(folders: Iterable[pathlib.Path]) -> list[dict[str, Any]]:
@@ -76,41 +170,10 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     'bytes sent per replica',
     'wall time',
   )
-  lines = [_cells(row) for row in rows]
-  widths = [max(map(len, column)) for column in zip(header, *lines)]
-  join = lambda cells: '| ' + ' | '.join(map(str.ljust, cells, widths)) + ' |'
-  rule = '| ' + ' | '.join('-' * width for width in widths) + ' |'
-  return '\n'.join([join(header), rule, *map(join, lines)])
+  return _cells.grid(header, [_line(row) for row in rows])
 
 
-def mean_and_error(values: Sequence[float], digits: int) -> str:
-  """Returns the mean, and with several values its standard error.
-
-  Examples:
-    >>> mean_and_error([1.0, 2.0, 3.0], digits=2)
-    '2.00 ± 0.58'
-  """
-  mean = f'{statistics.fmean(values):.{digits}f}'
-  if len(values) == 1:
-    return mean
-  error = statistics.stdev(values) / math.sqrt(len(values))
-  return f'{mean} ± {error:.{digits}f}'
-
-
-def nbytes(count: int) -> str:
-  """Returns a number of bytes for people.
-
-  Examples:
-    >>> nbytes(1_250_000)
-    '1.25 MB'
-  """
-  size, units = float(count), ['B', 'kB', 'MB', 'GB', 'TB', 'PB', 'EB']
-  while size >= 999.5 and len(units) > 1:
-    size, units = size / 1000, units[1:]
-  return f'{size:.3g} {units[0]}'
-
-
-def _cells(row):
+def _line(row):
   summaries = row['summaries']
   finals = [summary['final'] for summary in summaries]
   bits = [final.get('eval/anchor/bits_per_byte') for final in finals]
@@ -119,11 +182,11 @@ def _cells(row):
   return (
     row['name'],
     str(len(summaries)),
-    mean_and_error([final['eval/anchor/loss'] for final in finals], 4),
-    '-' if None in bits else mean_and_error(bits, 4),
+    _cells.mean_and_error([final['eval/anchor/loss'] for final in finals], 4),
+    '-' if None in bits else _cells.mean_and_error(bits, 4),
     f'{summaries[0]["steps"]:,}',
     f'{finals[0]["tokens"]:,}',
-    nbytes(sent),
+    _cells.nbytes(sent),
     f'{seconds:.0f} s',
   )
 

@@ -12,6 +12,8 @@ import shlex
 
 import pytest
 
+from dilojax import _cli_sweep
+from dilojax import _cli_tables
 from dilojax import _fields
 from dilojax import _overrides
 from dilojax import build
@@ -99,8 +101,10 @@ def test_commands_are_commands(path, monkeypatch):
 
   for name in ('_train', '_audit'):
     monkeypatch.setattr(cli, name, check)
-  for name in ('_plot', '_table', '_prepare'):
-    monkeypatch.setattr(cli, name, lambda args: 0)
+  for name in ('_plot', '_table'):
+    monkeypatch.setattr(_cli_tables, name, lambda args: 0)
+  monkeypatch.setattr(cli, '_prepare', lambda args: 0)
+  monkeypatch.setattr(_cli_sweep, '_run', lambda args: 0)
   monkeypatch.chdir(ROOT)
   setup = configparser.ConfigParser()
   setup.read(ROOT / 'setup.cfg')

@@ -10,6 +10,7 @@ from matplotlib import text as mpl_text
 import numpy as np
 import pytest
 
+from dilojax import _panels
 from dilojax import metrics
 from dilojax import plot
 
@@ -153,7 +154,7 @@ def test_labels_neither_overlap_nor_leave_the_picture(tmp_path, number):
   figure.canvas.draw()
   renderer = figure.canvas.get_renderer()
   whole = figure.bbox
-  assert whole.width == pytest.approx(plot.WIDTH * figure.dpi)
+  assert whole.width == pytest.approx(_panels.WIDTH * figure.dpi)
   boxes = []
   for panel in figure.axes:
     assert len(panel.texts) == number
@@ -196,7 +197,7 @@ def test_looks_differ(tmp_path):
 )
 def test_spread_is_the_nearest_that_keeps_apart(positions, gap):
   low, high = -100.0, 150.0
-  moved = plot.spread(positions, gap, low, high)
+  moved = _panels.spread(positions, gap, low, high)
   assert len(moved) == len(positions)
   if len(moved) > 1:
     gap = min(gap, (high - low) / (len(moved) - 1))
@@ -207,7 +208,7 @@ def test_spread_is_the_nearest_that_keeps_apart(positions, gap):
   # A convex problem: no feasible point is nearer if every direction towards
   # one goes up. Candidates are other spreads, and the equidistant one.
   for shift in (-5.0, 0.0, 5.0):
-    other = np.array(plot.spread(positions + shift, gap, low, high))
+    other = np.array(_panels.spread(positions + shift, gap, low, high))
     slope = 2 * (moved - positions) @ (other - moved)
     assert slope >= -1e-6 * (1 + np.abs(other - moved).sum())
   ranks = np.arange(len(moved))
