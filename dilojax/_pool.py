@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from typing import Any, NamedTuple
@@ -285,6 +286,7 @@ def why(point: _points.Point, status: int, log_begin: int = 0) -> str:
     lines = []
   said = [line for line in lines if line.startswith('dilojax: error: ')]
   last = (said or lines or [''])[-1].removeprefix('dilojax: error: ').strip()
+  last = textwrap.shorten(last, 160, placeholder=' ...')
   return f'{how(status)}{last and f": {last}"}'
 
 

@@ -20,7 +20,7 @@ jax.devices()
 SOURCE = '''\
 """Which outer step is best?"""
 
-from tests import test_sweep
+from tests import tiny
 
 
 def get_config():

@@ -61,7 +61,7 @@ def sweep(size='small') -> Iterator[tuple[str, dict[str, Any]]]:
   }
   if size == 'paper':
     alone['data_parallel_steps'] = None
-  rows = {'K=1': alone}
+  rows: dict[str, dict[str, Any]] = {'K=1': alone}
   for count in (4, 8, 16):
     rows[f'K={count}'] = {'num_replicas': count}
     clusters = {'data.num_clusters': count} if size == 'small' else {}

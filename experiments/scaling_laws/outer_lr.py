@@ -45,6 +45,7 @@ def get_config(size='small'):
   config = {'small': small, 'paper': scaling_10b}[size].get_config()
   if size == 'small':
     config.num_steps, config.outer.momentum = 640, 0.8
+    config.eval_every = 320
   else:  # The model of 35M params.
     config.num_steps, config.inner.peak_lr = 10_681, 6.0e-3
     config.model.num_layers, config.model.num_heads = 6, 8
