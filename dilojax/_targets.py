@@ -87,6 +87,7 @@ def environment(target: Target) -> dict[str, str]:
   num_cores *= math.prod(target.slice_shape)
   return {
     'JAX_PLATFORMS': 'cpu',  # The TPUs are compiled for, and not used.
+    'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # So that several may compile.
     'TPU_ACCELERATOR_TYPE': f'{name}-{num_cores}',
     'TPU_SKIP_MDS_QUERY': '1',
     'TPU_WORKER_HOSTNAMES': 'localhost',
