@@ -1,5 +1,10 @@
 """Means of messages: what arrives is what was sent, decoded and averaged."""
 
+import functools
+import operator
+
+import hypothesis
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,6 +56,34 @@ def test_a_mean_of_messages_is_that_of_what_they_say(name):
   got, _, _ = meeting.over_rounds(whole, rounds, send)
   meeting.assert_trees_close(got, want, rtol=1e-5, atol=1e-7)
   assert_bitwise_equal_rows(got)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('gather', ['mean', 'messages'])
+def test_every_entry_of_every_leaf_is_averaged_once(gather):
+  """Leaves of any size share a buffer, which is cut for the owners."""
+  mean = dx.mean_over('replica', wire=wire.bfloat16(), gather=gather)
+
+  @hypothesis.settings(max_examples=8, deadline=None, database=None)
+  @hypothesis.given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 5)
+  )
+  def check(sizes, count):
+    rng = np.random.default_rng(sum(sizes) + count)
+    # Their sums are exact.
+    leaves = [rng.integers(-60, 60, size=(count, size)) for size in sizes]
+    got = jax.vmap(
+      lambda *grads: mean.update(list(grads), ())[0], axis_name='replica'
+    )(*(jnp.asarray(leaf, jnp.float32) for leaf in leaves))
+    assert len(got) == len(leaves)
+    for have, leaf in zip(got, leaves):
+      want = functools.reduce(operator.add, leaf.astype(np.float32)) / count
+      if gather == 'mean':
+        want = np.asarray(jnp.asarray(want).astype(jnp.bfloat16), np.float32)
+      for k in range(count):
+        np.testing.assert_allclose(have[k], want, rtol=2e-7)
+
+  check()
 
 
 def test_a_result_is_encoded_once_more():
