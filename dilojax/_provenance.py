@@ -124,7 +124,10 @@ def provenance(runs: Sequence[_runs.Run]) -> str:
 
 def _machine(environment):
   if environment['platform'] == 'cpu':
-    what = f'{environment["cpus"]} CPU cores'
+    cpus = environment['cpus']
+    cores = environment.get('cores', cpus)
+    of = f' of {cpus}' * (cores != cpus)
+    what = f'{cores}{of} CPU core{"s" * (max(cores, cpus) != 1)}'
   else:
     what = f'{environment["num_devices"]} {environment["device_kind"]}'
   return (
