@@ -15,7 +15,9 @@ The paper starts from a model of 24,000 steps and has eight replicas, 500 steps
 per round and outer momentum 0.9. Here all start from scratch, with four
 replicas, 20 steps per round and outer momentum 0.6; data are by cluster in
 both. What exactly is pruned is our reading: the paper names the rule without
-stating it. The ledger counts whole messages. With `:paper` the runs have the
+stating it. Half of the entries cost far more here than there; whether that is
+the reading, the short rounds, or the start from scratch has not been examined.
+The ledger counts whole messages. With `:paper` the runs have the
 64,000 steps that follow on the pretraining, without it.
 """
 
