@@ -245,23 +245,29 @@ def label(panel, axis, curves, canvas):
   levels = spread(heights, gap, box.y0 + gap / 2, box.y1 - gap / 2)
   for number, (curve, end, level) in enumerate(zip(curves, ends, levels)):
     color, _ = look(number)
-    panel.annotate(
-      curve.label,
-      end,
-      (1 + 12 / box.width, (level - box.y0) / box.height),
-      textcoords='axes fraction',
-      annotation_clip=False,
-      color=color,
-      size=LABEL_SIZE,
-      parse_math=False,
-      va='center',
-      arrowprops={
-        'arrowstyle': '-',
-        'linestyle': (0, (1, 2)),
-        'linewidth': 0.9,
-        'color': color,
-        'shrinkA': 1,
-        'shrinkB': 4,
-        'relpos': (0, 0.5),
-      },
-    )
+    place = (1 + 12 / box.width, (level - box.y0) / box.height)
+    write_beside(panel, curve.label, end, place, color)
+
+
+def write_beside(panel, text, point, place, color):
+  """Writes a text at a place beside a panel, with a dotted line to a point."""
+  panel.annotate(
+    text,
+    point,
+    place,
+    textcoords='axes fraction',
+    annotation_clip=False,
+    color=color,
+    size=LABEL_SIZE,
+    parse_math=False,
+    va='center',
+    arrowprops={
+      'arrowstyle': '-',
+      'linestyle': (0, (1, 2)),
+      'linewidth': 0.9,
+      'color': color,
+      'shrinkA': 1,
+      'shrinkB': 4,
+      'relpos': (0, 0.5),
+    },
+  )

@@ -105,23 +105,6 @@ def _label(panel, curves, names):
     height = np.clip(level, y.min(), y.max())
     point = np.exp(np.interp(height, y, np.log(x))), height
     panel.plot(*point, color=color, marker=marker, ms=5, mec='white', mew=0.7)
-    panel.annotate(
-      names[number],
-      point,
-      (1.02, level / 1.01),
-      textcoords='axes fraction',
-      annotation_clip=False,
-      color=color,
-      size=_panels.LABEL_SIZE,
-      parse_math=False,
-      va='center',
-      arrowprops={
-        'arrowstyle': '-',
-        'linestyle': (0, (1, 2)),
-        'linewidth': 0.9,
-        'color': color,
-        'shrinkA': 1,
-        'shrinkB': 4,
-        'relpos': (0, 0.5),
-      },
+    _panels.write_beside(
+      panel, names[number], point, (1.02, level / 1.01), color
     )

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 import csv
 import io
+import os
+import pathlib
 import re
 from typing import NamedTuple
 
@@ -98,6 +100,14 @@ def markdown(cells: Sequence[Cell]) -> str:
       '',
       f'{same} of {total} cells agree with the paper.',
     ]
+  )
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, str]]:
+  """Reads published values: the rows of a CSV file, without lines of `#`."""
+  lines = pathlib.Path(path).read_text(encoding='utf-8').splitlines()
+  return list(
+    csv.DictReader(line for line in lines if not line.startswith('#'))
   )
 
 

@@ -146,6 +146,21 @@ def check_real(name: str, params: Any) -> None:
     )
 
 
+def check_inexact(params: Any) -> None:
+  """Refuses leaves of which there is no mean."""
+  exact = [
+    jax.tree_util.keystr(path)
+    for path, leaf in jax.tree.leaves_with_path(params)
+    if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+  ]
+  if exact:
+    raise ValueError(
+      f'`params` must be of inexact types, got integers or booleans at'
+      f' {", ".join(exact)}: a mean of them is none. Leave them out with'
+      ' optax.masked or optax.partition.'
+    )
+
+
 def check_decoded(tree: Any) -> None:
   """Refuses messages that a reduction returns as they came."""
   leaves = jax.tree.leaves(tree, is_leaf=_messages.is_encoded)

@@ -303,17 +303,7 @@ def _check_fragments(turns, extra, labels, params):
       '`fragments` must give a name for every leaf of `params`'
       f' ({len(jax.tree.leaves(params))}), got {len(labels)}.'
     )
-  exact = [
-    jax.tree_util.keystr(path)
-    for path, leaf in jax.tree.leaves_with_path(params)
-    if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-  ]
-  if exact:
-    raise ValueError(
-      f'`params` must be of inexact types, got integers or booleans at'
-      f' {", ".join(exact)}: a mean of them is none. Leave them out with'
-      ' optax.masked or optax.partition.'
-    )
+  _checks.check_inexact(params)
   named, there = set(itertools.chain(*turns)), set(labels)
   if named != there:
     missing, unknown = sorted(there - named), sorted(named - there)

@@ -163,7 +163,7 @@ def synchronize(
     merge = functools.partial(merge, schedule=schedule)
 
   def init_fn(params):
-    _check_leaves(params)
+    _checks.check_inexact(params)
     # A copy, so that params and state can both be donated. In float32, since
     # a narrow anchor would lose the small shifts of a slow outer optimizer.
     anchor = _wide(params)
@@ -317,20 +317,6 @@ def _wide(params):
     leaf, jnp.promote_types(jnp.result_type(leaf), jnp.float32)
   )
   return jax.tree.map(widen, params)
-
-
-def _check_leaves(params):
-  exact = [
-    jax.tree_util.keystr(path)
-    for path, leaf in jax.tree.leaves_with_path(params)
-    if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-  ]
-  if exact:
-    raise ValueError(
-      f'`params` must be of inexact types, got integers or booleans at'
-      f' {", ".join(exact)}: a mean of them is none. Leave them out with'
-      ' optax.masked or optax.partition.'
-    )
 
 
 def _checked_schedule(every, offset, delay, start):

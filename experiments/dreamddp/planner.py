@@ -22,7 +22,6 @@ accelerator. What to know when reading them:
 - Forward passes are in no column.
 """
 
-import csv
 import pathlib
 
 from dilojax import exact
@@ -64,9 +63,7 @@ def compute() -> list[exact.Cell]:
 
 def published() -> list[dict[str, str]]:
   """Returns the rows that the authors' planner prints."""
-  text = (FOLDER / 'planner.csv').read_text(encoding='utf-8')
-  lines = [line for line in text.splitlines() if not line.startswith('#')]
-  return list(csv.DictReader(lines))
+  return exact.read(FOLDER / 'planner.csv')
 
 
 def profile(row: dict[str, str]) -> tuple[simulate.Unit, ...]:

@@ -15,7 +15,6 @@ utilisation is measured, and need not be the product to the last digit: no
 number that rounds to 43.3% gives all three.
 """
 
-import csv
 import pathlib
 
 from dilojax import exact
@@ -57,6 +56,4 @@ def utilisation(
 
 
 def _published():
-  path = pathlib.Path(__file__).with_suffix('.csv')
-  lines = path.read_text().splitlines()
-  return list(csv.DictReader(line for line in lines if line[0] != '#'))
+  return exact.read(pathlib.Path(__file__).with_suffix('.csv'))

@@ -20,7 +20,6 @@ sizes that we know of give both tables.
 """
 
 from collections.abc import Callable
-import csv
 import pathlib
 
 import numpy as np
@@ -110,6 +109,4 @@ def losses(method: str) -> np.ndarray:
 
 def read(name: str) -> list[dict[str, str]]:
   """Reads a table that lies beside this file."""
-  lines = pathlib.Path(__file__).with_name(f'{name}.csv').read_text()
-  rows = [line for line in lines.splitlines() if line[0] != '#']
-  return list(csv.DictReader(rows))
+  return exact.read(pathlib.Path(__file__).with_name(f'{name}.csv'))

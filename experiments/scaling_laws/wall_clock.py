@@ -16,7 +16,6 @@ more communication than data parallelism everywhere; on `high` all are equal to
 that within a few percent.
 """
 
-import csv
 import pathlib
 
 from dilojax import exact
@@ -58,10 +57,9 @@ def compute() -> list[exact.Cell]:
 
 def networks() -> dict[str, simulate.Link]:
   """Returns the paper's classes of networks."""
-  lines = pathlib.Path(__file__).with_suffix('.csv').read_text().splitlines()
   return {
     row['network']: simulate.Link(
       float(row['bandwidth_gbit_s']) * 1e9, float(row['latency_s'])
     )
-    for row in csv.DictReader(line for line in lines if line[0] != '#')
+    for row in exact.read(pathlib.Path(__file__).with_suffix('.csv'))
   }

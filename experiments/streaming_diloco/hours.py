@@ -24,7 +24,6 @@ Hours themselves would need the tokens of a step, which are not printed: 6.75
 hours for 250B at 0.1 s are 1.03M of them.
 """
 
-import csv
 import pathlib
 
 from dilojax import exact
@@ -83,6 +82,4 @@ def _half_width(printed):
 
 
 def _published():
-  path = pathlib.Path(__file__).with_suffix('.csv')
-  lines = path.read_text().splitlines()
-  return list(csv.DictReader(line for line in lines if line[0] != '#'))
+  return exact.read(pathlib.Path(__file__).with_suffix('.csv'))

@@ -18,7 +18,6 @@ turn on the device. Expected: 2 of 5 cells agree.
 Nothing of ours lies on the host so far.
 """
 
-import csv
 from fractions import Fraction
 import pathlib
 
@@ -105,6 +104,4 @@ def nbytes(tree) -> int:
 
 
 def _published():
-  path = pathlib.Path(__file__).with_name('claims.csv')
-  lines = path.read_text().splitlines()
-  return list(csv.DictReader(line for line in lines if line[0] != '#'))
+  return exact.read(pathlib.Path(__file__).with_name('claims.csv'))

@@ -24,7 +24,6 @@ The paper does not say all that goes in. These choices reproduce it:
 - 2000 steps.
 """
 
-import csv
 import math
 import pathlib
 
@@ -41,10 +40,8 @@ NUM_STEPS = 2000
 
 def compute() -> list[exact.Cell]:
   """Returns the cells of the table, in Gbit/s."""
-  with PAPER.open() as file:
-    rows = list(csv.DictReader(line for line in file if line[0] != '#'))
   cells = []
-  for row in rows:
+  for row in exact.read(PAPER):
     name = f'{row["model"]} {row["method"]}'
     layers, exchanges = setting(row)
     bandwidths = simulate.required_bandwidth(
