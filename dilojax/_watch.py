@@ -134,10 +134,13 @@ def make_judge(
         return f'process {k} failed: {said["failed"]}'
       else:
         last[k] = said
-        silent[k] = silent[k] + 1 if said == before else 0
         stays = before is not None and before['reached'] == said['reached']
         is_late = stays and said['reached'] < reached
-        behind[k] = behind[k] + 1 if is_late else 0
+        if said == before:
+          silent[k] += 1  # Perhaps stopped: whether it is late is not known.
+        else:
+          behind[k] = behind[k] + silent[k] + 1 if is_late else 0
+          silent[k] = 0
       if silent[k] > patience:
         return (
           f'process {k} has been silent for {timeout:g} s: it has ended, or was'

@@ -141,6 +141,19 @@ def test_a_process_that_stays_behind_is_lost():
   assert not any(judged(*heard, reached=0))
 
 
+def test_a_process_that_stops_while_it_is_behind_is_silent():
+  # It says once more that it is there, and then no more.
+  *before, last = judged({1: said(0, 1)}, *[{1: said(0, 2)}] * 5)
+  assert not any(before)
+  assert last.startswith('process 1 has been silent for 9 s')
+
+
+def test_what_is_heard_late_was_behind_all_the_time():
+  # It is heard at every third call.
+  heard = [{1: said(0, number // 3)} for number in range(9)]
+  assert [bool(text) for text in judged(*heard)] == [False] * 6 + [True] * 3
+
+
 def test_a_failure_is_passed_on():
   assert judged({1: {'failed': 'no disk'}}) == ['process 1 failed: no disk']
 
