@@ -8,7 +8,7 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
-from dilojax import _fields
+from dilojax import _near
 from dilojax import _overrides
 
 # The rows become folders, beside that of the trials of a search.
@@ -151,7 +151,7 @@ def seed(name: str) -> int:
 
 def near(name: str, known: list[str]) -> str:
   """Returns a hint at the known name that is nearest, and at all of them."""
-  return f'{_fields.near(name, known)} There are: {", ".join(known)}.'
+  return f'{_near.hint(name, known)} There are: {", ".join(known)}.'
 
 
 def _varied(get_config, sweep, variant, wrong):

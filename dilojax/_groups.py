@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dilojax import _choices
 from dilojax import _fields
+from dilojax import _near
 
 
 def missing(config: Mapping, name: str, value: Any) -> str:
@@ -19,13 +21,13 @@ def missing(config: Mapping, name: str, value: Any) -> str:
   """
   path = _missing_path(config, name)
   if path is None:
-    return f'.{_fields.near(name, _fields.flatten(config))}'
+    return f'.{_near.hint(name, _fields.flatten(config))}'
   group = '.'.join(path)
   inside = name.removeprefix(f'{group}.')
   want = _wanted(config, path, {inside: value})
   if not want:
-    if path[0] not in _fields.GROUPS_OF_METHODS:
-      return f'.{_fields.near(name, _fields.flatten(config))}'
+    if path[0] not in _choices.GROUPS_OF_METHODS:
+      return f'.{_near.hint(name, _fields.flatten(config))}'
     return (
       f': `method` {config.get("method")!r} has no group `{path[0]}`. Choose'
       ' another first, and give the group whole.'
@@ -33,7 +35,7 @@ def missing(config: Mapping, name: str, value: Any) -> str:
   shown = {key: '...' for key in want}
   if inside in want or inside in _brought(path[-1]):
     shown[inside] = repr(value)
-  has_choices = path[-1] in _fields.CHOICES or 'outer.name' in want
+  has_choices = path[-1] in _choices.CHOICES or 'outer.name' in want
   told = ', '.join(f'`{key}` {field.allowed}' for key, field in want.items())
   return (
     f': give the whole group, --config.{group}="{_written(shown)}", with'
@@ -68,7 +70,7 @@ def _wanted(config, path, fields):
 
 def _brought(group):
   """Returns the names of all fields that choices in a group bring."""
-  choices = _fields.CHOICES.get(group, {}).values()
+  choices = _choices.CHOICES.get(group, {}).values()
   return {name for named in choices for each in named.values() for name in each}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from dilojax import _functions
 from dilojax import _links
 from dilojax import replicas
 from dilojax import transforms
@@ -100,6 +101,12 @@ def make_inner(config: Mapping[str, Any]) -> optax.GradientTransformation:
 
 def make_outer(outer: Mapping[str, Any]) -> optax.GradientTransformation:
   """Builds the optimizer of an anchor."""
+  name = outer['name']
+  if _functions.is_reference(name):
+    given = {key: value for key, value in outer.items() if key != 'name'}
+    return _functions.call(
+      name, given, optax.GradientTransformation, 'an optax transformation'
+    )
   lr, momentum = outer['lr'], outer.get('momentum')
   makes = {
     'sgd': lambda: optax.sgd(lr),
@@ -109,7 +116,7 @@ def make_outer(outer: Mapping[str, Any]) -> optax.GradientTransformation:
       lr, b1=outer['b1'], b2=outer['b2'], eps=outer['eps']
     ),
   }
-  return makes[outer['name']]()
+  return makes[name]()
 
 
 def make_lr(config: Mapping[str, Any]) -> optax.Schedule:

@@ -2,17 +2,16 @@
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import importlib.util
 import json
 import os
 import pathlib
-import sys
 import types
 from typing import Any
 
 import ml_collections
 
+from dilojax import _functions
 from dilojax import _groups
 
 _WORDS = {
@@ -87,7 +86,7 @@ def module(path: pathlib.Path, name: str) -> types.ModuleType:
     raise ValueError(f'`{name}` {str(path)!r} cannot be loaded.')
   made = importlib.util.module_from_spec(spec)
   try:
-    with _importable(pathlib.Path.cwd()):
+    with _functions.importable(pathlib.Path.cwd()):
       spec.loader.exec_module(made)
   except Exception as error:
     raise _failure(path, name, 'that can be run', error) from error
@@ -103,7 +102,7 @@ def config_of(
     ValueError: If it fails, or returns something else.
   """
   try:
-    with _importable(pathlib.Path.cwd()):
+    with _functions.importable(pathlib.Path.cwd()):
       config = get_config()
   except Exception as error:
     raise _failure(path, name, 'with `get_config()`', error) from error
@@ -139,15 +138,6 @@ def _failure(path, name, what, error):
     f' {type(error).__name__}: {error}. Imports start in the current folder,'
     f' {str(pathlib.Path.cwd())!r}.'
   )
-
-
-@contextlib.contextmanager
-def _importable(folder):
-  sys.path.insert(0, str(folder))
-  try:
-    yield
-  finally:
-    sys.path.remove(str(folder))
 
 
 def _override(config, name, text):

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from dilojax import _cells
-from dilojax import _fields
+from dilojax import _near
 from dilojax import _statistics
 
 HOLDS, FAILS, UNDECIDED = 'holds', 'does not hold', 'undecided'
@@ -107,7 +107,7 @@ def parse(text: str, rows: Collection[str]) -> Statement:
     if name not in rows:
       raise ValueError(
         f'`EXPECTED`: {text!r} names {name!r}, which is no row: there are'
-        f' {", ".join(rows)}.{_fields.near(name, rows)}'
+        f' {", ".join(rows)}.{_near.hint(name, rows)}'
       )
   if len(set(named)) < len(named):
     raise ValueError(

@@ -254,7 +254,9 @@ def _train_here(args, is_first):
           sinks.append(make())
           made.callback(sinks[-1].close)
         made.pop_all()
-      workdir.write_json(folder / workdir.ENVIRONMENT, workdir.environment())
+      environment = workdir.environment()
+      environment['functions'] = workdir.functions(resolved)
+      workdir.write_json(folder / workdir.ENVIRONMENT, environment)
       return metrics.tee(*sinks)
 
     try:

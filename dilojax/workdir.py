@@ -15,6 +15,8 @@ from typing import Any
 import jax
 
 from dilojax import _fields
+from dilojax import _functions
+from dilojax import _near
 from dilojax import checkpoint
 from dilojax import processes
 
@@ -115,7 +117,7 @@ def check(
   old = new if config_there is None else _fields.flatten(config_there)
   for name in changes:
     if name not in old.keys() | new.keys():
-      hint = _fields.near(name, new)
+      hint = _near.hint(name, new)
       raise ValueError(f'`change`: {name!r} is no field of the config.{hint}')
   refused = [name for name in _differing(old, new) if name not in changes]
   if refused:
@@ -182,7 +184,7 @@ def _has_finished(path, config):
 
 
 def environment() -> dict[str, Any]:
-  """Returns what a run ran with: versions, devices, commit."""
+  """Returns what a run runs with: versions, devices, commit."""
   devices = jax.devices()
   return {
     'command': sys.argv,
@@ -198,6 +200,15 @@ def environment() -> dict[str, Any]:
     'num_devices': len(devices),
     'num_processes': processes.count(),
     **_commit(),
+  }
+
+
+def functions(config: Mapping[str, Any]) -> dict[str, str]:
+  """Returns digests of functions that a config names: no commit has them."""
+  return {
+    value: _functions.fingerprint(value)
+    for name, value in _fields.flatten(config).items()
+    if name.endswith('outer.name') and _functions.is_reference(value)
   }
 
 

@@ -7,7 +7,9 @@ import ast
 from collections.abc import Iterator, Mapping
 import pathlib
 
+from dilojax import _choices
 from dilojax import _fields
+from dilojax import _functions
 
 PAGE = pathlib.Path(__file__).with_name('configs.md')
 CONFIGS = PAGE.parents[1] / 'configs'
@@ -31,7 +33,8 @@ MEANINGS = {
   'turns': 'params that are averaged before each inner step of a round, by'
   ' their first keys; steps are separated by `;`',
   'data_parallel_steps': 'inner steps before the switch, of each replica',
-  'outer.name': 'optimizer of the anchor',
+  'outer.name': 'optimizer of the anchor; one of your own by its place, with'
+  ' its arguments as fields',
   'outer.lr': 'outer learning rate, per synchronization',
   'outer.momentum': 'outer momentum, per synchronization',
   'outer.b1': 'decay of the first moment, per synchronization',
@@ -159,8 +162,8 @@ def write() -> None:
 
 
 def _sections() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
-  methods = {name: {'method': name} for name in _choices({}, 'method')}
-  methods['diloco'] |= dict.fromkeys(_fields.OPTIONS)
+  methods = {name: {'method': name} for name in _names({}, 'method')}
+  methods['diloco'] |= dict.fromkeys(_choices.OPTIONS)
   yield 'Run and method', _rows('', methods)
   yield 'outer', _rows('outer', _variants('outer', 'name', method='diloco'))
   yield (
@@ -187,22 +190,23 @@ def _sections() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
   )
   clustered = {
     corpus: {'data': {'corpus': corpus, 'non_iid': 0.5}}
-    for corpus in _choices({}, 'data.corpus')
+    for corpus in _names({}, 'data.corpus')
   }
   yield 'data', _rows('data', clustered)
   yield 'model', _rows('model', _variants('model', 'name'))
   yield 'mesh', _rows('mesh', {'': {}})
 
 
-def _choices(config: Mapping, name: str) -> list[str]:
+def _names(config: Mapping, name: str) -> list[str]:
   """Returns the names that a field has to choose from."""
   allowed = _fields.expected(config)[name].allowed
+  allowed = allowed.removesuffix(f', or {_functions.FORM}')
   return allowed.removeprefix('one of ').split(', ')
 
 
 def _variants(group: str, key: str, **config: str) -> dict[str, dict]:
   """Returns a config for every choice in a group."""
-  names = _choices({**config, group: {}}, f'{group}.{key}')
+  names = _names({**config, group: {}}, f'{group}.{key}')
   return {name: {**config, group: {key: name}} for name in names}
 
 

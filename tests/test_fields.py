@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from dilojax import _choices
 from dilojax import _fields
 from dilojax import _overrides
 from dilojax import build
@@ -297,7 +298,7 @@ def test_an_empty_group_is_told_what_it_needs(name, group, needed):
         group,
         f"`{group}` has no effect with `method` 'data_parallel': remove it.",
       )
-      for group in _fields.GROUPS_OF_METHODS
+      for group in _choices.GROUPS_OF_METHODS
     ),
     ('diloco', 'new', '`new` is unknown, got {}.'),
     ('diloco', 'inner.new', '`inner.new` is unknown, got {}.'),
@@ -319,22 +320,6 @@ def test_flatten_and_its_groups():
   config = {'a': {}, 'b': {'c': {}, 'd': 1}, 'e': 2}
   flat = {'a': {}, 'b.c': {}, 'b.d': 1, 'e': 2}
   assert _fields.flatten(config) == flat
-
-
-@pytest.mark.parametrize(
-  ('name', 'names', 'meant'),
-  [
-    ('levels.level_1.every', ['eval_every', 'every'], None),
-    ('inner.new', ['inner.b1', 'inner.peak_lr'], None),
-    ('inner.lr', ['inner.b1', 'inner.peak_lr'], 'inner.peak_lr'),
-    ('batch_size', ['data.batch_size'], 'data.batch_size'),
-    ('seed.x', ['seed', 'speed'], 'seed'),
-    ('row_a', ['row_b', 'other'], 'row_b'),
-  ],
-)
-def test_near(name, names, meant):
-  want = '' if meant is None else f' Did you mean `{meant}`?'
-  assert _fields.near(name, names) == want
 
 
 def test_all_problems_at_once():
