@@ -62,6 +62,7 @@ class Comparison(NamedTuple):
     confidence: That of the verdicts.
     runs: The runs, as kept.
     others: Names of runs in the folder that are no points of the sweep.
+    stood_in: Names of runs that are kept ones, since the folder lacks them.
     only_paper: Rows of the paper that the sweep lacks, with their values.
     views: Rows that are another metric of the runs of a row: that row, and
       the metric.
@@ -76,6 +77,7 @@ class Comparison(NamedTuple):
   confidence: float
   runs: list[_runs.Run]
   others: tuple[str, ...]
+  stood_in: tuple[str, ...]
   only_paper: dict[str, str]
   views: dict[str, tuple[str, str]]
 
@@ -139,6 +141,7 @@ def compare(
     confidence=confidence,
     runs=found.runs,
     others=found.others,
+    stood_in=found.stood_in,
     only_paper={
       name: text for name, text in paper.items() if name not in views
     },

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import json
+import re
 from typing import Any
 
 from dilojax import _fields
@@ -38,8 +39,9 @@ def settings(runs: Sequence[_runs.Run]) -> str:
   for run in runs:
     for name, value in _plain(run).items():
       values.setdefault(name, []).append(value)
+  one = lambda text: re.sub(r'\b1 (\w+)s$', r'1 \1', text)
   words += [
-    form.format(values[name][0])
+    one(form.format(values[name][0]))
     for name, form in _SAID.items()
     if name in values and all(each == values[name][0] for each in values[name])
   ]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from dilojax import _curves
 from dilojax import _experiment
 from dilojax import _fields
+from dilojax import _overrides
 from dilojax import metrics
 from dilojax import workdir
 
@@ -35,6 +36,7 @@ ENVIRONMENT = (
   'num_processes',
   'commit',
   'clean',
+  'functions',
 )
 
 
@@ -45,17 +47,22 @@ class Found(NamedTuple):
     runs: The finished ones.
     missing: Names of points that have no finished run.
     others: Names of folders with a run that is no point.
+    stood_in: Names of points whose run is a kept one, though a folder was read.
   """
 
   runs: list[Run]
   missing: tuple[str, ...]
   others: tuple[str, ...] = ()
+  stood_in: tuple[str, ...] = ()
 
 
 def swept(
   experiment: _experiment.Experiment, out: str | os.PathLike[str]
 ) -> Found:
   """Reads the runs of a sweep.
+
+  Where the folder has no finished run of a point, one that is kept beside the
+  experiment stands in, if it is of the same config.
 
   Args:
     experiment: The experiment.
@@ -68,14 +75,12 @@ def swept(
     ValueError: If there is no finished run, or one of another config.
   """
   points, out = _points(experiment), check_out(out)
-  runs, missing = [], []
+  runs: dict[str, Run] = {}
   for name in points:
-    if not _is_finished(out / name):
-      missing.append(name)
-      continue
-    row, seed = _experiment.row(name), _experiment.seed(name)
-    condensed = condense(out / name, experiment.metric)
-    runs.append(_in_order({'row': row, 'seed': seed, **condensed}))
+    if _is_finished(out / name):
+      row, seed = _experiment.row(name), _experiment.seed(name)
+      condensed = condense(out / name, experiment.metric)
+      runs[name] = _in_order({'row': row, 'seed': seed, **condensed})
   held = {
     path.parent.relative_to(out).as_posix()
     for path in out.glob(f'*/*/{workdir.SUMMARY}')
@@ -87,8 +92,34 @@ def swept(
       f'`out` {str(out)!r} holds no finished run of {experiment.name!r}, whose'
       f' points are {shown}. Run its sweep first.'
     )
-  check(runs, points)
-  return Found(runs, tuple(missing), tuple(sorted(held - points.keys())))
+  check([*runs.values()], points)
+  both = {**stand_ins(experiment), **runs}
+  found = [both[name] for name in points if name in both]
+  check(found, points)
+  return Found(
+    runs=found,
+    missing=tuple(name for name in points if name not in both),
+    others=tuple(sorted(held - points.keys())),
+    stood_in=tuple(name for name in both if name not in runs),
+  )
+
+
+def stand_ins(experiment: _experiment.Experiment) -> dict[str, Run]:
+  """Returns kept runs, by name, whose config is that of their point today."""
+  kept = _kept(experiment)
+  if not kept or experiment.get_config is None:
+    return {}
+  config = _overrides.config_of(
+    experiment.get_config, experiment.path, 'experiment'
+  )
+  points = experiment.points
+  return {
+    name: run
+    for name, run in kept.items()
+    if name in points
+    and _plain(run['config'])
+    == _plain(_overrides.override(config, points[name]).to_dict())
+  }
 
 
 def kept(experiment: _experiment.Experiment) -> Found:
@@ -111,7 +142,7 @@ def kept(experiment: _experiment.Experiment) -> Found:
       f'`out` is missing: no runs are kept in {str(path)!r}. Name the folder of'
       ' the sweep with --out.'
     )
-  by_name = {f'{run["row"]}/{run["seed"]}': run for run in read(path)}
+  by_name = _kept(experiment)
   runs = [by_name[name] for name in points if name in by_name]
   if not runs:
     raise ValueError(
@@ -177,26 +208,15 @@ def check(runs: Sequence[Run], points: Mapping[str, Mapping[str, Any]]) -> None:
   """
   first: dict[str, dict[str, Any]] = {}
   for run in runs:
-    name, config = f'{run["row"]}/{run["seed"]}', _fields.flatten(run['config'])
-    for field, value in _flat(points[name]).items():
-      got = {
-        key: config[key]
-        for key in config
-        if key == field or key.startswith(f'{field}.')
-      }
-      want = {} if value is None else {field: value}
-      if got != want and not _is_placement(field):
-        text = lambda fields: json.dumps(fields) if fields else 'none'
-        raise ValueError(
-          f'The run {name!r} is of another version of this experiment, which'
-          f' asks for `{field}`: {text(want)}, and the run has {text(got)}.'
-          ' Run the sweep in another folder.'
-        )
-    config = {
-      key: value
-      for key, value in config.items()
-      if key != 'seed' and not _is_placement(key)
-    }
+    name = _name(run)
+    for field, (got, want) in _mismatch(run, points[name]).items():
+      text = lambda fields: json.dumps(fields) if fields else 'none'
+      raise ValueError(
+        f'The run {name!r} is of another version of this experiment, which'
+        f' asks for `{field}`: {text(want)}, and the run has {text(got)}.'
+        ' Run the sweep in another folder.'
+      )
+    config = {k: v for k, v in _plain(run['config']).items() if k != 'seed'}
     known = first.setdefault(run['row'], config)
     for field in sorted(config.keys() | known.keys()):
       if config.get(field) != known.get(field):
@@ -249,6 +269,41 @@ def _points(experiment):
       f'{experiment.name!r} has no `sweep()`: nothing to compare.'
     )
   return experiment.points
+
+
+def _kept(experiment):
+  """Returns the runs that are kept beside an experiment, by name."""
+  path = experiment.kept
+  return {_name(run): run for run in read(path)} if path.is_file() else {}
+
+
+def _plain(config):
+  """Returns the fields of a config, as JSON has them, without its placement."""
+  return {
+    name: value
+    for name, value in _flat(config).items()
+    if not _is_placement(name)
+  }
+
+
+def _name(run):
+  return f'{run["row"]}/{run["seed"]}'
+
+
+def _mismatch(run, overrides):
+  """Returns per field of a point what its run has, and what it should have."""
+  config = _fields.flatten(run['config'])
+  found = {}
+  for field, value in _flat(overrides).items():
+    got = {
+      key: config[key]
+      for key in config
+      if key == field or key.startswith(f'{field}.')
+    }
+    want = {} if value is None else {field: value}
+    if got != want and not _is_placement(field):
+      found[field] = got, want
+  return found
 
 
 def _is_finished(folder):

@@ -79,6 +79,11 @@ def notes(table: _comparison.Comparison) -> list[str]:
   ]
   if gaps:
     said.append(f'Seeds without a finished run: {"; ".join(gaps)}.')
+  if table.stood_in:
+    said.append(
+      'Runs that are not in the folder, but kept beside the experiment:'
+      f' {", ".join(table.stood_in)}.'
+    )
   if table.others:
     said.append(
       'Runs that are no points of the experiment, left out:'
@@ -147,6 +152,7 @@ def json_text(table: _comparison.Comparison) -> str:
       {**verdict._asdict(), 'p': _finite(verdict.p)}
       for verdict in table.verdicts
     ],
+    'kept_before': list(table.stood_in),
     'left_out': list(table.others),
     'only_paper': table.only_paper,
     'runs': _strict(runs),

@@ -79,9 +79,12 @@ def plot_experiment(
     for run in _runs.kept(loaded).runs:
       rows.setdefault(run['row'], []).append(_runs.records(run))
   else:
-    folder = _runs.check_out(out)
+    folder, kept = _runs.check_out(out), _runs.stand_ins(loaded)
     for name in loaded.points:
-      records = _curves.read(folder / name)
+      is_kept = name in kept and not (folder / name).exists()
+      records = (
+        _runs.records(kept[name]) if is_kept else _curves.read(folder / name)
+      )
       rows.setdefault(_experiment.row(name), []).append(records)
   curves = _curves.of_rows(rows, loaded.metric)
   if not curves:

@@ -11,13 +11,16 @@ EXPERIMENT = '''\
 By <one> & another.
 """
 
+import ml_collections
+
 PAPER_COLUMN = 'ppl'
 PARENTS = {'b': 'a'}
 EXPECTED = ('b < a', 'b within 5% of a')
 
 
 def get_config():
-  return {}
+  fields = {'seed': 0, 'num_steps': 100, 'mesh': {'fsdp': 4}}
+  return ml_collections.ConfigDict({**fields, 'outer': {'lr': 0.1}})
 
 
 def sweep():

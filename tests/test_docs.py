@@ -91,9 +91,8 @@ def test_readme_runs(tmp_path):
   run_page(ROOT / 'README.md', tmp_path)
 
 
-@pytest.mark.parametrize('path', PAGES, ids=lambda path: path.stem)
-def test_commands_are_commands(path, monkeypatch):
-  """As far as they can be followed without training."""
+def check_commands(path, monkeypatch):
+  """Follows the commands of a page, as far as that needs no training."""
 
   def check(args):
     build.check(_overrides.load(args.config, args.overrides))
@@ -105,7 +104,6 @@ def test_commands_are_commands(path, monkeypatch):
     monkeypatch.setattr(_cli_tables, name, lambda args: 0)
   monkeypatch.setattr(cli, '_prepare', lambda args: 0)
   monkeypatch.setattr(_cli_sweep, '_run', lambda args: 0)
-  monkeypatch.chdir(ROOT)
   setup = configparser.ConfigParser()
   setup.read(ROOT / 'setup.cfg')
   for words in commands(path):
@@ -127,6 +125,17 @@ def test_commands_are_commands(path, monkeypatch):
         assert (ROOT / file).is_file(), words
       case _:
         assert words[0] in FOREIGN, words
+
+
+@pytest.mark.parametrize(
+  'path',
+  # The reader of that one writes the files that its commands name.
+  [path for path in PAGES if path.stem != 'adding_a_row'],
+  ids=lambda path: path.stem,
+)
+def test_commands_are_commands(path, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  check_commands(path, monkeypatch)
 
 
 @pytest.mark.parametrize('path', PAGES, ids=lambda path: path.stem)

@@ -102,6 +102,43 @@ def test_missing_seeds_are_said(experiment, out):
   assert 'no points of the experiment, left out: b/9.' in text
 
 
+def test_a_kept_run_stands_in_for_one_that_is_not_there(experiment, out):
+  whole = table.text(experiment, out=out, format='csv')
+  table.keep(experiment, out)
+  edit(out / 'a/2' / workdir.CONFIG, num_steps=200)  # It goes on.
+  shutil.rmtree(out / 'b')
+  text = table.text(experiment, out=out)
+  assert 'kept beside the experiment: b/0, b/1, a/2, b/2.' in text
+  assert table.text(experiment, out=out, format='csv') == whole
+  # A run of the folder is preferred, and what is kept holds all of them.
+  experiment_runs.write_run(out / 'b/1', 5.0, 1, {'outer': {'lr': 0.7}})
+  held = json.loads(table.text(experiment, out=out, format='json'))
+  assert held['kept_before'] == ['b/0', 'a/2', 'b/2']
+  assert held['rows'][1]['mean'] == (LOSSES['b'][0] + 5 + LOSSES['b'][2]) / 3
+  table.keep(experiment, out)
+  kept = json.loads(table.text(experiment, format='json'))
+  assert kept['rows'] == held['rows']
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    ("'num_steps': 100", "'num_steps': 90"),
+    ("'mesh': {'fsdp': 4}", "'mesh': {'fsdp': 4}, 'every': 3"),
+    ("'outer': None", "'outer': None, 'every': 3"),
+  ],
+)
+def test_a_kept_run_of_another_config_does_not_stand_in(
+  change, experiment, out
+):
+  table.keep(experiment, out)
+  experiment.write_text(experiment.read_text().replace(*change))
+  shutil.rmtree(out / 'a')
+  text = table.text(experiment, out=out)
+  assert 'Seeds without a finished run: a 0, 1, 2.' in text
+  assert 'kept beside' not in text
+
+
 def test_a_row_without_runs(experiment, out):
   shutil.rmtree(out / 'b')
   _, b = rows_of(table.text(experiment, out=out))
