@@ -110,6 +110,20 @@ def _link(found):
   return rows
 
 
+def _sweep(found):
+  points = found['settings']['points']
+  first, *others = found['seconds']
+  whole = lambda name: found['seconds'][name]['seconds']
+  return [
+    (
+      f'Sweep of {points} runs: {name}, over {first}',
+      f'{whole(name) / whole(first):.3f}',
+      1,
+    )
+    for name in others
+  ]
+
+
 _ROWS = {
   'overhead': _overhead,
   'throughput': _throughput,
@@ -118,4 +132,5 @@ _ROWS = {
   'synchronization': _synchronization,
   'wire': _wire,
   'link': _link,
+  'sweep': _sweep,
 }

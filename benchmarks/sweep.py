@@ -1,11 +1,13 @@
 """What running two points at a time saves, and what the cache of programs does.
 
-    python -m benchmarks.sweep [--num_steps N] [--points N] [--jobs 1 2]
+    python -m benchmarks.sweep [--num_steps N] [--batch_size N] [--points N]
+                               [--jobs 1 2]
 
 Sweeps the same points in new folders with each number of jobs, calibration and
 compilation included, and once more without the persistent compilation cache.
-On two cores, two at a time must take at most 0.65 of the time of one by one;
-choose `--num_steps` for runs of about a minute.
+On two cores, two at a time must take at most 0.65 of the time of one by one, in
+runs of about a minute: choose `--num_steps` so. With larger batches than the
+default a run that has all cores to itself can use them.
 """
 
 import argparse
@@ -24,12 +26,13 @@ from benchmarks import measuring
 _EXPERIMENT = '''\
 """Points that differ in the seed."""
 
-from configs import diloco
+from configs import small
 
 
 def get_config():
-  config = diloco.get_config()
+  config = small.get_config()
   config.num_steps = {num_steps}
+  config.data.batch_size = {batch_size}
   config.num_replicas = 1
   config.mesh.num_devices = 1
   return config
@@ -47,8 +50,13 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     experiment = folder / 'points.py'
-    text = _EXPERIMENT.format(num_steps=args.num_steps, points=args.points)
-    experiment.write_text(text)
+    experiment.write_text(
+      _EXPERIMENT.format(
+        num_steps=args.num_steps,
+        batch_size=args.batch_size,
+        points=args.points,
+      )
+    )
     found = {}
     for jobs in args.jobs:
       out = folder / f'jobs_{jobs}'
@@ -94,7 +102,8 @@ def _one(experiment, out, jobs, environ):
 def parse_args() -> argparse.Namespace:
   """Returns the settings."""
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-  parser.add_argument('--num_steps', type=int, default=6000)
+  parser.add_argument('--num_steps', type=int, default=3600)
+  parser.add_argument('--batch_size', type=int, default=4)
   parser.add_argument('--points', type=int, default=6)
   parser.add_argument('--jobs', type=int, nargs='+', default=[1, 2])
   return parser.parse_args()

@@ -21,9 +21,9 @@ method take several values for several methods: the first values make the first
 method, and a single value serves for all. Data parallelism, DiLoCo, and its
 streaming form in 4 bits that land a step late:
 
-  dilojax simulate utilization --layers=24 --step_seconds=0.1 --params=1e9 \\
-    --every 1 100 100 --fragments 1 1 8 --delay 0 0 1 --bits 16 16 4 \\
-    --bandwidth 1 10 100
+  dilojax simulate utilization --num_layers=24 --step_seconds=0.1 \\
+    --params=1e9 --every 1 100 100 --num_fragments 1 1 8 --delay 0 0 1 \\
+    --bits 16 16 4 --bandwidth 1 10 100
 
 Utilization is the share of time that is computation.
 """
@@ -54,8 +54,8 @@ def measured(folder: pathlib.Path) -> dict[str, Any]:
     folder: Folder of a finished run.
 
   Returns:
-    `layers`, `params`, and `step_seconds`, with which a step computes for as
-    long as one of the run took: the median over the records of training, the
+    `num_layers`, `params`, and `step_seconds`, with which a step computes for
+    as long as one of the run took: the median over the records of training, the
     first left out, of the seconds per step since the one before. Compilation
     is in the first. Evaluation is in few of the others, so that the median
     leaves it out.
@@ -97,7 +97,7 @@ def measured(folder: pathlib.Path) -> dict[str, Any]:
     ) from None
   # One of the 3 L passes is not computed, see `even_layers`.
   seconds = statistics.median(paces) * 3 * layers / (3 * layers - 1)
-  return {'layers': layers, 'params': params, 'step_seconds': seconds}
+  return {'num_layers': layers, 'params': params, 'step_seconds': seconds}
 
 
 def _add_utilization(simulations):
@@ -111,7 +111,7 @@ def _add_utilization(simulations):
   model = parser.add_argument_group(
     'model', 'all three, or those of a run where they are not given'
   )
-  model.add_argument('--layers', type=int, help='number of layers')
+  model.add_argument('--num_layers', type=int, help='number of layers')
   model.add_argument(
     '--step_seconds',
     type=float,
@@ -130,9 +130,9 @@ def _add_utilization(simulations):
 
   method = parser.add_argument_group('method', 'one value or several each')
   _add_several(method, 'every', int, 1, 'steps per round')
-  _add_several(method, 'fragments', int, 1, 'fragments that take turns')
+  _add_several(method, 'num_fragments', int, 1, 'fragments that take turns')
   _add_several(
-    method, 'pattern', str, 'strided', 'or sequential: layers of a fragment'
+    method, 'order', str, 'strided', 'or sequential: layers of a fragment'
   )
   _add_several(
     method,
@@ -270,14 +270,14 @@ def _layers(args):
   from dilojax import simulate
 
   given = {
-    'layers': args.layers,
+    'num_layers': args.num_layers,
     'step_seconds': args.step_seconds,
     'params': args.params,
   }
   given = {name: value for name, value in given.items() if value is not None}
   if args.measured is not None:
     given = {**measured(pathlib.Path(args.measured)), **given}
-  missing = {'layers', 'step_seconds', 'params'} - given.keys()
+  missing = {'num_layers', 'step_seconds', 'params'} - given.keys()
   if missing:
     names = ', '.join(f'--{name}' for name in sorted(missing))
     raise ValueError(
@@ -289,7 +289,7 @@ def _layers(args):
         f'`{name}` must be a finite number above 0, got {given[name]:g}.'
       )
   return simulate.even_layers(
-    given['layers'], given['step_seconds'], given['params']
+    given['num_layers'], given['step_seconds'], given['params']
   )
 
 
@@ -298,8 +298,8 @@ def _methods(args):
 
   options = {
     'every': args.every,
-    'fragments': args.fragments,
-    'pattern': args.pattern,
+    'num_fragments': args.num_fragments,
+    'order': args.order,
     'rule': args.rule,
     'delay': args.delay,
     'bits': args.bits,

@@ -14,7 +14,7 @@ from dilojax import _cli_simulate
 from dilojax import cli
 from dilojax import simulate
 
-MODEL = ('--layers=24', '--step_seconds=0.1', '--params=1e9')
+MODEL = ('--num_layers=24', '--step_seconds=0.1', '--params=1e9')
 LAYERS = simulate.even_layers(24, seconds=0.1, num_params=1e9)
 UTILIZATION = ('simulate', 'utilization')
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'simulate.md'
@@ -67,8 +67,8 @@ def run(tmp_path):
 def test_values_reach_the_simulator(report):
   # Every option differs from its default, so that none can be lost.
   found = report(
-    *('--layers=12', '--step_seconds=0.5', '--params=3e8', '--every=11'),
-    *('--fragments=4', '--pattern=sequential', '--rule=rounded', '--delay=2'),
+    *('--num_layers=12', '--step_seconds=0.5', '--params=3e8', '--every=11'),
+    *('--num_fragments=4', '--order=sequential', '--rule=rounded', '--delay=2'),
     *('--bits=3', '--bandwidth=0.2', '--latency=0.01', '--steps=70'),
     *('--inside_bandwidth=20', '--inside_latency=0.001', '--inside_bits=8'),
     *('--target=0.6', '--range', '0.05', '5'),
@@ -128,7 +128,7 @@ def test_several_values_make_several_methods(report):
 
 def test_the_table_of_the_paper(capsys):
   # The row of 1B with overlap and FP4.
-  options = ('--every=100', '--fragments=8', '--delay=1', '--bits=3.325')
+  options = ('--every=100', '--num_fragments=8', '--delay=1', '--bits=3.325')
   assert cli.main([*UTILIZATION, *MODEL, *options, '--rule=rounded']) == 0
   last = capsys.readouterr().out.splitlines()[-1]
   values = [cell.strip() for cell in last.split('|')[2:-1]]
@@ -161,7 +161,7 @@ def test_what_is_not_enough_is_null(report):
 
 def test_a_measured_run_gives_the_model(report, run):
   assert _cli_simulate.measured(run) == {
-    'layers': 2,
+    'num_layers': 2,
     'params': 600,
     'step_seconds': pytest.approx(0.3 * 6 / 5),
   }
@@ -226,15 +226,15 @@ def test_names_lead_to_their_lines():
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
-    ((), 'give --layers, --params, --step_seconds'),
+    ((), 'give --num_layers, --params, --step_seconds'),
     (MODEL[:2], 'give --params, or with --measured=RUN'),
     ((*MODEL, '--params=0'), '`params`'),
     ((*MODEL, '--step_seconds=-1'), '`step_seconds`'),
-    ((*MODEL, '--layers=0'), '`num_layers`'),
+    ((*MODEL, '--num_layers=0'), '`num_layers`'),
     ((*MODEL, '--every', '1', '2', '--bits', '1', '2', '3'), '`every`'),
     ((*MODEL, '--every=0'), '`every`'),
-    ((*MODEL, '--every=9', '--fragments=25'), '`num_fragments`'),
-    ((*MODEL, '--pattern=stripes'), 'strided, sequential'),
+    ((*MODEL, '--every=9', '--num_fragments=25'), '`num_fragments`'),
+    ((*MODEL, '--order=stripes'), 'strided, sequential'),
     ((*MODEL, '--rule=floor'), 'exact, rounded'),
     ((*MODEL, '--delay=-1'), '`delay`'),
     ((*MODEL, '--bits=0'), '`bits`'),

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from dilojax import _pool
 from dilojax import _shares
 from dilojax import cli
 from dilojax import sweep as sweep_lib
+from dilojax import table
 from tests import tiny
 
 # Before a sweep asks for fewer devices than other tests need.
@@ -391,6 +393,13 @@ def test_a_killed_sweep_leaves_no_process_and_goes_on(
   assert process.returncode == 0
   assert len(results(out)) == 6
   assert results(out) == results(straight)
+  # But for the time that it took.
+  got, want = (
+    re.sub(r'\d+ s +\|$', '', table.text(experiment, out=each), flags=re.M)
+    for each in (out, straight)
+  )
+  assert got.count('\n| ') == 1 + 4
+  assert got == want
 
 
 @pytest.mark.slow
