@@ -55,6 +55,14 @@ from dilojax.transforms._send import EncodeState as EncodeState
 from dilojax.transforms._send import ErrorFeedbackState as ErrorFeedbackState
 from dilojax.transforms._send import encode as encode
 from dilojax.transforms._send import error_feedback as error_feedback
+from dilojax.transforms._server import Answer as Answer
+from dilojax.transforms._server import BufferedState as BufferedState
+from dilojax.transforms._server import (
+  DelayedNesterovState as DelayedNesterovState,
+)
+from dilojax.transforms._server import answer_of as answer_of
+from dilojax.transforms._server import buffered as buffered
+from dilojax.transforms._server import delayed_nesterov as delayed_nesterov
 from dilojax.transforms._sharing import SharedOver as SharedOver
 from dilojax.transforms._sharing import Traffic as Traffic
 from dilojax.transforms._sharing import Varies as Varies
@@ -67,6 +75,16 @@ from dilojax.transforms._sharing import has_private_anchor as has_private_anchor
 from dilojax.transforms._sharing import names_of as names_of
 from dilojax.transforms._sharing import replica_axes as replica_axes
 from dilojax.transforms._stacked import by_stacked_layer as by_stacked_layer
+from dilojax.transforms._staleness import DropStaleState as DropStaleState
+from dilojax.transforms._staleness import compensate_delay as compensate_delay
+from dilojax.transforms._staleness import drop_stale as drop_stale
+from dilojax.transforms._staleness import hinge as hinge
+from dilojax.transforms._staleness import polynomial as polynomial
+from dilojax.transforms._staleness import rennala as rennala
+from dilojax.transforms._staleness import ringmaster as ringmaster
+from dilojax.transforms._staleness import (
+  scale_by_staleness as scale_by_staleness,
+)
 from dilojax.transforms._streaming import in_turns as in_turns
 from dilojax.transforms._streaming import offsets as offsets
 from dilojax.transforms._streaming import streaming_diloco as streaming_diloco
@@ -75,6 +93,13 @@ from dilojax.transforms._subset import SubsetState as SubsetState
 from dilojax.transforms._subset import subset_mean_over as subset_mean_over
 from dilojax.transforms._synchronize import SynchronizeState as SynchronizeState
 from dilojax.transforms._synchronize import synchronize as synchronize
+from dilojax.transforms._tables import GradientTableState as GradientTableState
+from dilojax.transforms._tables import MaleniaState as MaleniaState
+from dilojax.transforms._tables import RingleaderState as RingleaderState
+from dilojax.transforms._tables import WorkerMeans as WorkerMeans
+from dilojax.transforms._tables import gradient_table as gradient_table
+from dilojax.transforms._tables import malenia as malenia
+from dilojax.transforms._tables import ringleader as ringleader
 from dilojax.transforms._traffic import Link as Link
 from dilojax.transforms._traffic import links as links
 from dilojax.transforms._until import UntilState as UntilState
