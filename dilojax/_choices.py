@@ -127,6 +127,78 @@ CHOICES: dict[str, dict[str, dict[str, dict[str, _kinds.Field]]]] = {
   },
 }
 
+# Workers without a barrier, on a virtual clock.
+SPEEDS = {'step_seconds': _kinds.POSITIVE, 'speeds': _kinds.TEXT}
+CHOICES['times'] = {
+  'name': {
+    'fixed': SPEEDS,
+    'measured': {
+      'path': _kinds.TEXT,
+      'order': _kinds.one_of('cycled', 'drawn'),
+    },
+    'log_normal': {**SPEEDS, 'log_std': _kinds.NOT_NEGATIVE},
+    'log_cauchy': {
+      **SPEEDS,
+      'log_scale': _kinds.NOT_NEGATIVE,
+      'longest': _kinds.POSITIVE,
+    },
+    'half_normal': {**SPEEDS, 'variance': _kinds.NOT_NEGATIVE},
+    'stalls': {**SPEEDS, 'probability': _kinds.RATIO, 'stall': _kinds.LIMIT},
+    'ringleader': {},
+  }
+}
+LINKS = {
+  'latency': _kinds.NOT_NEGATIVE,
+  'message_bytes': _kinds.COUNT,
+  'shared': _kinds.one_of('none', 'inside', 'between', 'both'),
+}
+CHOICES['network'] = {
+  'name': {
+    'instant': {},
+    'even': {
+      'num_sites': _kinds.at_least(1),
+      'inside_gbit': _kinds.POSITIVE,
+      'between_gbit': _kinds.POSITIVE,
+      **LINKS,
+    },
+    'table': {'path': _kinds.TEXT, **LINKS},
+  }
+}
+CHOICES['staleness'] = {
+  'weight': {
+    'polynomial': {'power': _kinds.NOT_NEGATIVE},
+    'hinge': {'slope': _kinds.NOT_NEGATIVE, 'start': _kinds.NOT_NEGATIVE},
+    'drop': {'limit': _kinds.at_least(1)},
+  }
+}
+CRASHES = {'mean_up': _kinds.POSITIVE, 'mean_down': _kinds.POSITIVE}
+QUORUM = {
+  'count': _kinds.at_least(1),
+  'grace': _kinds.NOT_NEGATIVE,
+  'weighted': _kinds.FLAG,
+}
+WORKERS = {'num_workers': _kinds.at_least(1)}
+WORKER_ROUNDS = {
+  'every': _kinds.at_least(1),
+  'steps_by_speed': _kinds.one_of('equal', 'floor', 'ceil'),
+}
+SERVER = {
+  **LR,
+  **MOMENTUM,
+  'every': _kinds.at_least(1),
+  'c': _kinds.RATIO,
+}
+UPWARDS = {'push_every': _kinds.at_least(1), 'alpha': _kinds.RATIO}
+# Of asynchronous methods: the fields that each has of its own.
+GRADIENTS = {
+  'ringleader': {},
+  'malenia': {},
+  'rennala': {'batch': _kinds.at_least(1)},
+  'ringmaster': {'limit': _kinds.at_least(1)},
+  'ia2sgd': {},
+}
+ASYNCHRONOUS = ('async_local_sgd', 'halos', 'synchronous', *GRADIENTS)
+
 # An optimizer of the reader's own will do.
 OUTER = _kinds.Field(
   str,
@@ -167,6 +239,13 @@ GROUPS_OF_METHODS = (
   'wire',
   'subset',
   'gossip',
+  'server',
+  'local',
+  'times',
+  'network',
+  'staleness',
+  'crashes',
+  'quorum',
 )
 # Single fields that DiLoCo may have.
 OPTIONS = {

@@ -11,6 +11,8 @@ import jax
 from dilojax import _experiment
 from dilojax import _points
 from dilojax import _position
+from dilojax import _virtual
+from dilojax import _workers
 from dilojax import build
 from dilojax import train
 
@@ -41,6 +43,8 @@ def measure(config: Mapping[str, Any]) -> dict[str, float]:
     first segment: what is left of a process is its start.
   """
   jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
+  if _workers.is_asynchronous(config):
+    return _virtual.measure(_virtual.make(config), SECONDS)
   setup = build.make(config)
   programs = train.make_programs(setup)
   logs = train.log_steps(setup, programs.links)

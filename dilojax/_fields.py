@@ -126,9 +126,47 @@ def _of_method(config):
       'final_synchronization': _kinds.FLAG,
     },
   }
+  methods |= _asynchronous(config)
   method = config.get('method')
   fields = methods.get(method, {}) if isinstance(method, str) else {}
   return {'method': _kinds.one_of(*methods), **fields}
+
+
+def _asynchronous(config):
+  """Returns the fields of methods with workers and servers."""
+  shared = {
+    **_choices.WORKERS,
+    **_below('times', _chosen('times', config)),
+    **_below('network', _chosen('network', config)),
+  }
+  if 'crashes' in config:
+    shared |= _below('crashes', _choices.CRASHES)
+  rounds = {**shared, **_choices.WORKER_ROUNDS}
+  server = _below('server', _choices.SERVER)
+  late = {'server.grace': _kinds.NOT_NEGATIVE}
+  if 'staleness' in config:
+    late |= _below('staleness', _chosen('staleness', config))
+  if 'compensation' in config:
+    late |= {'compensation': _kinds.FINITE}
+  quorum = _below('quorum', _choices.QUORUM) if 'quorum' in config else {}
+  meets = {'exchange': _kinds.one_of('ring', 'server')}
+  return {
+    'async_local_sgd': {**rounds, **server, **late},
+    'halos': {
+      **rounds,
+      **server,
+      **_below('local', {**_choices.SERVER, **_choices.UPWARDS}),
+    },
+    'synchronous': {
+      **rounds,
+      **_below('outer', _chosen('outer', config)),
+      **(quorum or meets),
+    },
+    **{
+      name: {**shared, **_below('server', {**_choices.LR, **own})}
+      for name, own in _choices.GRADIENTS.items()
+    },
+  }
 
 
 def _options(config):
@@ -221,6 +259,10 @@ def _blamed(name, want):
       **_choices.OPTIONS,
       **_choices.LOSCAR,
       **_choices.TURNS,
+      **_choices.WORKERS,
+      **_choices.WORKER_ROUNDS,
+      'exchange': None,
+      'compensation': None,
     }
   )
   return ['method'] if is_of_method else []

@@ -67,9 +67,16 @@ def make(
   return _links.make_diloco(config, inner, outer, names, over_shards)
 
 
-def make_inner(config: Mapping[str, Any]) -> optax.GradientTransformation:
-  """Builds the inner optimizer: clip, optimizer with its schedule, skip."""
-  inner, lr = config['inner'], make_lr(config)
+def make_inner(
+  config: Mapping[str, Any], lr: optax.ScalarOrSchedule | None = None
+) -> optax.GradientTransformation:
+  """Builds the inner optimizer: clip, optimizer with its schedule, skip.
+
+  Args:
+    config: The config.
+    lr: Learning rate, None for the schedule of the config.
+  """
+  inner, lr = config['inner'], make_lr(config) if lr is None else lr
   betas = {name: inner[name] for name in ('b1', 'b2') if name in inner}
   decay = inner.get('weight_decay')
   # Matrices and embeddings decay; norms and biases have one axis.

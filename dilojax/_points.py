@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from dilojax import _engines
 from dilojax import _experiment
 from dilojax import _overrides
 from dilojax import build
@@ -226,8 +227,9 @@ def _work(config, datasets):
   key = json.dumps(data, sort_keys=True)
   if key not in datasets:
     datasets[key] = build.make_dataset(config)
-  setup = build.make(config, dataset=datasets[key])
-  sequences = setup.batch_size * setup.placement.total
+  engine = _engines.of(config)
+  setup = engine.make(config, dataset=datasets[key])
+  sequences = setup.batch_size * engine.num_streams(setup)
   return float(setup.num_steps * sequences * setup.model.flops)
 
 

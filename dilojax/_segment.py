@@ -125,18 +125,13 @@ def abstract_batches(setup: build.Setup) -> Any:
   }
 
 
-def make_step(
-  model: models.Model,
-  tx: optax.GradientTransformationExtraArgs,
-  accumulate: int,
-) -> Callable:
-  """Returns one inner step of one replica, with its loss and gradient norm."""
-  tx = optax.with_extra_args_support(tx)
+def make_grad(model: models.Model, accumulate: int) -> Callable:
+  """Returns the loss and gradient of a batch, computed in so many parts."""
   grad_fn = jax.value_and_grad(model.loss)
+  if accumulate == 1:
+    return grad_fn
 
   def compute(params, batch):
-    if accumulate == 1:
-      return grad_fn(params, batch)
     cut = lambda leaf: leaf.reshape(accumulate, -1, *leaf.shape[1:])
     parts = jax.tree.map(cut, batch)
     total = grad_fn(params, jax.tree.map(lambda leaf: leaf[0], parts))
@@ -147,6 +142,18 @@ def make_step(
     rest = jax.tree.map(lambda leaf: leaf[1:], parts)
     total, _ = jax.lax.scan(add, total, rest)
     return optax.tree.scale(1 / accumulate, total)
+
+  return compute
+
+
+def make_step(
+  model: models.Model,
+  tx: optax.GradientTransformationExtraArgs,
+  accumulate: int,
+) -> Callable:
+  """Returns one inner step of one replica, with its loss and gradient norm."""
+  tx = optax.with_extra_args_support(tx)
+  compute = make_grad(model, accumulate)
 
   def inner_step(params, opt_state, batch, step, final=False):
     loss, grads = compute(params, batch)

@@ -14,6 +14,7 @@ from dilojax import _optimizer
 from dilojax import _rounds
 from dilojax import _shards
 from dilojax import _terminal
+from dilojax import _workers
 from dilojax import data
 from dilojax import models
 from dilojax import processes
@@ -85,22 +86,17 @@ def make(config: Config, *, dataset: data.Dataset | None = None) -> Setup:
   """
   config = resolve(config)
   check(config)
+  if _workers.is_asynchronous(config):
+    raise ValueError(
+      f'`method` {config["method"]!r} has workers on a virtual clock, and no'
+      ' replicas that meet on devices: this is for the other methods.'
+    )
   placement = make_placement(config)
   shards = (placement.mesh.shape[name] for name in replicas.INSIDE)
   model = make_model(config, one_hot=min(shards) > 1)
   dataset = make_dataset(config) if dataset is None else dataset
-  if dataset.vocab_size and dataset.vocab_size != config['model']['vocab_size']:
-    raise ValueError(
-      f"`model.vocab_size` must be the tokenizer's ({dataset.vocab_size}),"
-      f' got {config["model"]["vocab_size"]}.'
-    )
-  batch_size, wanted = config['data']['batch_size'], config['eval_sequences']
-  if wanted > len(dataset.heldout):
-    raise ValueError(
-      f'`eval_sequences` must be at most {len(dataset.heldout)}, the number of'
-      f' held-out sequences, got {wanted}: choose fewer, or a larger'
-      ' `data.heldout_fraction`.'
-    )
+  check_corpus(config, dataset)
+  batch_size = config['data']['batch_size']
   lr = jax.jit(_optimizer.make_lr(config))
   tx = make_optimizer(config, placement)
   # Fragments and the like are known, and refused, once there are params.
@@ -148,6 +144,26 @@ def resolve(config: Config) -> dict[str, Any]:
     name: resolve(value) if isinstance(value, Mapping) else value
     for name, value in config.items()
   }
+
+
+def check_corpus(config: Mapping, dataset: data.Dataset) -> None:
+  """Checks that a corpus has what a config asks for.
+
+  Raises:
+    ValueError: If its tokens are others, or it has too few held-out sequences.
+  """
+  if dataset.vocab_size and dataset.vocab_size != config['model']['vocab_size']:
+    raise ValueError(
+      f"`model.vocab_size` must be the tokenizer's ({dataset.vocab_size}),"
+      f' got {config["model"]["vocab_size"]}.'
+    )
+  wanted = config['eval_sequences']
+  if wanted > len(dataset.heldout):
+    raise ValueError(
+      f'`eval_sequences` must be at most {len(dataset.heldout)}, the number of'
+      f' held-out sequences, got {wanted}: choose fewer, or a larger'
+      ' `data.heldout_fraction`.'
+    )
 
 
 def check(config: Config) -> None:
@@ -215,6 +231,9 @@ def check(config: Config) -> None:
       f'`model.name` {config["model"]["name"]!r} does not fit `data.corpus`'
       f' {config["data"]["corpus"]!r}: decoders take text, the others digits.'
     )
+  if _workers.is_asynchronous(config):
+    _workers.check(config)
+    return
   # The links check their own times; names of axes are enough for that.
   _optimizer.make(config, lambda *axes: axes)
   _rounds.check(config)
@@ -239,6 +258,8 @@ def num_cpu_devices(config: Config) -> int:
         f' ({count}), got {mesh["num_devices"]}.'
       )
     return mesh['num_devices'] // count
+  if _workers.is_asynchronous(config):
+    return min(config['num_workers'], MAX_CPU_DEVICES)
   total = math.prod(_optimizer.num_replicas(config).values())
   inside = max(1, mesh['fsdp']) * mesh['tensor']
   sizes = range(1, MAX_CPU_DEVICES + 1)

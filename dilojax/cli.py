@@ -196,6 +196,7 @@ def _train(args):
 def _train_here(args, is_first):
   import jax
 
+  from dilojax import _engines
   from dilojax import _overrides as overrides_lib
   from dilojax import build
   from dilojax import metrics
@@ -221,10 +222,11 @@ def _train_here(args, is_first):
       metrics.import_extra('wandb', 'wandb')
   processes.same('config', resolved)
   with processes.together('the corpus'):
-    setup = build.make(config)
+    engine = _engines.of(resolved)
+    setup = engine.make(config)
     timing['corpus'] = clock()
   processes.same('corpus', setup.dataset.fingerprint)
-  for line in build.describe(setup):
+  for line in engine.describe(setup):
     notify(line)
   if args.dry_run:
     with processes.together('the check of the folder'):
@@ -260,7 +262,7 @@ def _train_here(args, is_first):
       return metrics.tee(*sinks)
 
     try:
-      train.train(
+      engine.train(
         setup,
         folder,
         sink=sink,

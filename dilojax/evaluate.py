@@ -81,17 +81,24 @@ def record(
   for k in range(count):
     pick = lambda leaf, k=k: leaf.reshape(-1)[k]
     metrics[f'replica_{k}'] = jax.tree.map(pick, each)
-  named = {
+  return named(metrics, bytes_per_token)
+
+
+def named(
+  metrics: dict[str, dict[str, Any]], bytes_per_token: float | None
+) -> dict[str, float]:
+  """Names metrics by whose they are, and adds bits per byte."""
+  found = {
     f'eval/{whose}/{name}': float(value)
     for whose, values in metrics.items()
     for name, value in values.items()
   }
-  if bytes_per_token is None:
-    return named
-  for whose in metrics:
-    nats = named[f'eval/{whose}/loss']
-    named[f'eval/{whose}/bits_per_byte'] = bits_per_byte(nats, bytes_per_token)
-  return named
+  if bytes_per_token is not None:
+    for whose in metrics:
+      nats = found[f'eval/{whose}/loss']
+      bits = bits_per_byte(nats, bytes_per_token)
+      found[f'eval/{whose}/bits_per_byte'] = bits
+  return found
 
 
 def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:

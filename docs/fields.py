@@ -40,6 +40,56 @@ MEANINGS = {
   'outer.b1': 'decay of the first moment, per synchronization',
   'outer.b2': 'decay of the second moment, per synchronization',
   'outer.eps': 'added to the root of the second moment',
+  'num_workers': 'workers, each with a device for its rounds',
+  'steps_by_speed': 'inner steps per round of slower workers: as many'
+  ' (`equal`), or in proportion to their speed, rounded down or up',
+  'exchange': 'how the workers meet: in a ring through the best order of the'
+  ' sites, or by messages to the server and back',
+  'compensation': 'weight of the correction for what the server did meanwhile',
+  'server.lr': 'learning rate of the server, over `server.every` arrivals; per'
+  ' step where it steps on means',
+  'server.momentum': 'momentum of the server',
+  'server.every': 'arrivals per change of the momentum',
+  'server.c': 'share of the momentum in the arrivals between',
+  'server.grace': 'seconds for which arrivals are collected, and then answered',
+  'server.batch': 'gradients per step',
+  'server.limit': 'delay from which gradients are dropped',
+  'local.lr': 'as `server.lr`, of the server of a site',
+  'local.momentum': 'momentum of the server of a site',
+  'local.every': 'arrivals per change of its momentum',
+  'local.c': 'share of its momentum in the arrivals between',
+  'local.push_every': 'arrivals per message to the global server',
+  'local.alpha': 'weight of its own params when the global ones arrive',
+  'times.name': 'how long inner steps take',
+  'times.step_seconds': 'seconds of an inner step at speed 1',
+  'times.speeds': 'speed of each worker, numbers with spaces between, or one'
+  ' for all',
+  'times.path': 'CSV of measured times, with the columns `worker`, `seconds`',
+  'times.order': 'measured times in their order, again and again, or at random',
+  'times.log_std': 'standard deviation of the logarithm',
+  'times.log_scale': 'scale of the Cauchy distribution of the logarithm',
+  'times.longest': 'longest seconds of an inner step',
+  'times.variance': 'variance of what comes on top, as an absolute value',
+  'times.probability': 'probability that an inner step stalls',
+  'times.stall': 'seconds of a stall, inf for ever',
+  'network.name': 'what lies between workers and servers',
+  'network.num_sites': 'sites, with equally many workers each',
+  'network.inside_gbit': 'Gbit/s inside a site',
+  'network.between_gbit': 'Gbit/s between two sites',
+  'network.path': 'CSV of Gbit/s, with the column `region` and one for each',
+  'network.latency': 'seconds beyond the bits of a message',
+  'network.message_bytes': 'bytes of a message on the clock; 0: of the params',
+  'network.shared': 'links on which messages wait for each other',
+  'staleness.weight': 'weight of an arrival, by its staleness s',
+  'staleness.power': '(1 + s) to the minus this power',
+  'staleness.slope': '1 / (1 + slope (s - start)) from `start` on',
+  'staleness.start': 'last staleness of weight 1',
+  'staleness.limit': 'staleness from which arrivals are dropped',
+  'crashes.mean_up': 'mean seconds until a worker crashes',
+  'crashes.mean_down': 'mean seconds until it is back',
+  'quorum.count': 'messages that an update waits for',
+  'quorum.grace': 'seconds for which it then waits for more',
+  'quorum.weighted': 'whether messages count by their inner steps',
   'overlap.offset': 'first inner step with a launch, at most `every`',
   'overlap.delay': 'inner steps from a launch to its landing, less than'
   ' `every`',
@@ -164,6 +214,7 @@ def write() -> None:
 def _sections() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
   methods = {name: {'method': name} for name in _names({}, 'method')}
   methods['diloco'] |= dict.fromkeys(_choices.OPTIONS)
+  methods['async_local_sgd'] |= {'compensation': 0.0}
   yield 'Run and method', _rows('', methods)
   yield 'outer', _rows('outer', _variants('outer', 'name', method='diloco'))
   yield (
@@ -182,6 +233,16 @@ def _sections() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
   )
   yield 'subset', _rows('subset', {'sparta': {'method': 'sparta'}})
   yield 'gossip', _rows('gossip', {'noloco': {'method': 'noloco'}})
+  methods = {
+    name: {'method': name, 'crashes': {}} for name in _choices.ASYNCHRONOUS
+  }
+  methods['synchronous'] |= {'quorum': {}}
+  for group in ('server', 'local', 'crashes', 'quorum'):
+    yield group, _rows(group, methods)
+  for group, key in (('times', 'name'), ('network', 'name')):
+    yield group, _rows(group, _variants(group, key, method='halos'))
+  weights = _variants('staleness', 'weight', method='async_local_sgd')
+  yield 'staleness', _rows('staleness', weights)
   level = {'method': 'hierarchical', 'levels': {'NAME': {}}}
   yield 'levels', _rows('levels.NAME', {'hierarchical': level})
   yield (

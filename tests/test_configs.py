@@ -14,6 +14,7 @@ from dilojax import _optimizer
 from dilojax import _overrides
 from dilojax import _position
 from dilojax import _segment
+from dilojax import _workers
 from dilojax import build
 from dilojax import models
 from dilojax import train
@@ -30,7 +31,11 @@ def load(name):
 
 # Those with a corpus that is not at hand are traced, and not run.
 TRACED = [name for name in NAMES if load(name)['data']['corpus'] == 'tokens']
-TRAINED = [name for name in NAMES if name not in TRACED]
+TRAINED = [
+  name
+  for name in NAMES
+  if name not in TRACED and not _workers.is_asynchronous(load(name))
+]
 
 
 def count(tree):

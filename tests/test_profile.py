@@ -134,6 +134,7 @@ def options():
   ]
 
 
+@pytest.mark.slow
 def test_commands_measure_and_plan(tmp_path, capsys):
   path = tmp_path / 'profile.csv'
   command = ['profile', *options(), f'--config.turns={TURNS}']

@@ -5,10 +5,10 @@ import pathlib
 
 import jax
 
+from dilojax import _engines
 from dilojax import _overrides
 from dilojax import build
 from dilojax import metrics
-from dilojax import train
 from dilojax import workdir
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -74,7 +74,8 @@ def run(folder, config, *, changes=(), written=None, spy=None):
     written: List to which records are added.
     spy: Function of the setup, that returns the one to train.
   """
-  setup = build.make(config)
+  engine = _engines.of(config)
+  setup = engine.make(config)
   setup = spy(setup) if spy else setup
   with workdir.opened(folder, build.resolve(config), changes=changes) as path:
 
@@ -87,7 +88,7 @@ def run(folder, config, *, changes=(), written=None, spy=None):
         metrics.Sink(into, lambda: None),
       )
 
-    return train.train(
+    return engine.train(
       setup, path, sink=sink, notify=lambda text: None, clock=lambda: 0.0
     )
 

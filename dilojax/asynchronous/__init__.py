@@ -5,3 +5,4 @@ from dilojax.asynchronous._system import Server as Server
 from dilojax.asynchronous._system import System as System
 from dilojax.asynchronous._system import Work as Work
 from dilojax.asynchronous._system import Worker as Worker
+from dilojax.asynchronous._system import check as check

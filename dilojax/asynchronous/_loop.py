@@ -55,7 +55,8 @@ class Loop:
       {sender: number for number, sender in enumerate(senders)}
       for senders in self._senders
     ]
-    self._nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    self._nbytes = held if system.nbytes is None else system.nbytes
     self._apply = [_make_apply(server.rule) for server in system.servers]
     self._results: dict[int, tuple] = {}
     self.state = _state.start(system, jax.device_put(params, self._devices[0]))
@@ -66,6 +67,11 @@ class Loop:
   def now(self) -> float:
     """Virtual time in seconds."""
     return self._queue.now
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of a message."""
+    return self._nbytes
 
   @property
   def bytes(self) -> dict[str, Any]:
@@ -96,7 +102,7 @@ class Loop:
   def save(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns all that a training goes on with: arrays, and plain JSON.
 
-    It may be called between any two events.
+    It may be called between any two events. The arrays are good until the next.
     """
     arrays, meta = _state.pack(self.state)
     return arrays, {
@@ -136,8 +142,7 @@ class Loop:
     running, counts = self.state.workers[k], self.state.counts
     num_steps = self._system.workers[k].num_steps
     running.round += 1
-    running.clock, running.waits = counts.begun_steps, False
-    counts.begun_steps += num_steps
+    running.clock, running.waits = counts.steps, False
     self._results.pop(k, None)
     end = at + self._system.times.seconds(k, running.round - 1, num_steps)
     crashes = self._system.crashes
@@ -336,17 +341,18 @@ class Loop:
     serving.arrivals = 0
 
   def _count_meeting(self, senders):
-    """Counts what workers send in a collective of which the time is known."""
-    for _, k in senders:
-      site = self._system.network.worker_sites[k]
-      self._links.count(site, site, self._nbytes)
+    """Counts what members of a collective send, each to the next."""
+    sites = [self._system.network.worker_sites[k] for _, k in senders]
+    for site, following in zip(sites, [*sites[1:], *sites[:1]]):
+      self._links.count(site, following, self._nbytes)
 
 
 def _make_apply(rule):
   """Returns the program of a server's update."""
   rule = optax.with_extra_args_support(rule)
 
-  @jax.jit
+  # Workers hold the params, but nobody else has the state.
+  @functools.partial(jax.jit, donate_argnums=2)
   def apply(message, params, rule_state, given):
     updates, rule_state = rule.update(message, rule_state, params, **given)
     params = optax.apply_updates(params, updates)

@@ -24,7 +24,7 @@ class Running:
     round: Rounds that it has begun.
     first: Inner steps that it has done before this round, in rounds that
       arrived.
-    clock: Inner steps that all had begun before this round.
+    clock: Inner steps that all had done when it began this round.
     waits: Whether its message is at the server, for an update to come.
   """
 
@@ -75,15 +75,13 @@ class Counts:
   """What has been spent so far.
 
   Attributes:
-    begun_steps: Inner steps of all rounds that have begun.
-    steps: Inner steps of those that ended.
+    steps: Inner steps of the rounds that ended.
     merged_steps: Of those whose messages are part of the last server's params.
     dropped_steps: Of those whose messages were refused.
     rounds: Rounds that ended.
     lost_rounds: Rounds that did not: by a crash, or broken off.
   """
 
-  begun_steps: int = 0
   steps: int = 0
   merged_steps: int = 0
   dropped_steps: int = 0
@@ -141,9 +139,11 @@ def pack(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
     split = [_split(each) for each in getattr(state, name)]
     arrays[name] = {str(i): found for i, (found, _) in enumerate(split)}
     meta[name] = [plain for _, plain in split]
+  for plain in meta['servers']:
+    plain['waiting'] = [list(sender) for sender in plain['waiting']]
   meta['counts'] = dataclasses.asdict(state.counts)
   meta['measured'] = [
-    (steps, {name: float(np.asarray(value)) for name, value in values.items()})
+    [steps, {name: float(np.asarray(value)) for name, value in values.items()}]
     for steps, values in state.measured
   ]
   return arrays, meta

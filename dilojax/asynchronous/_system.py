@@ -46,7 +46,7 @@ class Server(NamedTuple):
     site: Where it is, a number of the network.
   """
 
-  rule: optax.GradientTransformationExtraArgs
+  rule: optax.GradientTransformation
   parent: int | None = None
   push_every: int | None = None
   alpha: float = 0.0
@@ -63,7 +63,7 @@ class Work(NamedTuple):
   Attributes:
     init: From the number of a worker to its private state.
     inputs: From the number of a worker, how many inner steps it has done, how
-      many all have begun, and how many it does now, to what `run` needs, such
+      many all have done, and how many it does now, to what `run` needs, such
       as batches and learning rates.
     run: From params, private state and inputs to a message, the private state
       after the round, and a dict of scalars. A program of its own: the same
@@ -88,6 +88,7 @@ class System(NamedTuple):
       :class:`dilojax.simulate.Links`.
     crashes: When workers are down, None for never. A round that is under way
       is lost then, and so is what it did: its data comes again.
+    nbytes: Bytes of a message, None for those of the params.
   """
 
   workers: tuple[Worker, ...]
@@ -97,6 +98,7 @@ class System(NamedTuple):
   network: simulate.Network
   shared: tuple[str, ...] = ()
   crashes: simulate.Crashes | None = None
+  nbytes: int | None = None
 
 
 def check(system: System) -> None:

@@ -15,7 +15,7 @@ class WorkerMeans(NamedTuple):
 
   Attributes:
     mean: Mean of the gradients of each worker, in float32; a tree like the
-      params with a leading axis for the worker. 0 where there is none.
+      params with a leading axis for the worker. Of no meaning if there is none.
     count: How many they are, int32 `[num_workers]`.
   """
 
@@ -38,16 +38,17 @@ class RingleaderState(NamedTuple):
   """State of :func:`ringleader`; it is the server's.
 
   Attributes:
-    current: WorkerMeans of this round.
-    next: WorkerMeans of the round after it.
+    tables: Two: what counts in this round, and what waits for the next.
+    turn: Which of them is that of this round, an int32 scalar. They take turns,
+      so that none has to be copied.
     served: Which workers this round has handed new params, bool
       `[num_workers]`. None before the first step of the round.
     inner: State of `tx`.
     answer: What the last arrival led to.
   """
 
-  current: WorkerMeans
-  next: WorkerMeans
+  tables: tuple[WorkerMeans, WorkerMeans]
+  turn: jax.Array
   served: jax.Array
   inner: optax.OptState
   answer: _server.Answer
@@ -57,7 +58,7 @@ class MaleniaState(NamedTuple):
   """State of :func:`malenia`; it is the server's.
 
   Attributes:
-    table: WorkerMeans of this round.
+    table: What arrived in this round.
     inner: State of `tx`.
     answer: What the last arrival led to.
   """
@@ -147,8 +148,7 @@ def ringleader(
      workers send is kept for the next round, and they go on.
 
   After n steps all are served, and the next round begins with what was kept.
-  No gradient is lost, and none is used more than 2n - 2 steps after its params
-  were handed out.
+  No gradient is lost, and none is used at a staleness above 2n - 2.
 
   Args:
     tx: Optimizer of the server; `optax.sgd(lr)` in the paper. It is called
@@ -158,8 +158,7 @@ def ringleader(
 
   Returns:
     An :class:`optax.GradientTransformationExtraArgs`, whose `update` needs
-    `worker`. By :func:`answer_of`, a worker is handed params where its arrival
-    stepped.
+    `worker`. A worker is handed params where its arrival stepped.
 
   Raises:
     ValueError: If an argument is out of range, or of another kind; in
@@ -193,8 +192,8 @@ def ringleader(
   def init_fn(params):
     _checks.check_inexact(params)
     return RingleaderState(
-      current=_empty(params, num_workers),
-      next=_empty(params, num_workers),
+      tables=(_empty(params, num_workers), _empty(params, num_workers)),
+      turn=jnp.zeros([], jnp.int32),
       served=jnp.zeros(num_workers, bool),
       inner=tx.init(_server.wide(params)),
       answer=_server.nothing_arrived(),
@@ -202,30 +201,27 @@ def ringleader(
 
   def update_fn(updates, state, params=None, *, worker=None, **extra_args):
     _server.check_worker('ringleader', worker, num_workers)
-    fresh = _server.wide(updates)
-    is_early = state.served[worker]
-    current = _added(state.current, worker, fresh, ~is_early)
-    following = _added(state.next, worker, fresh, is_early)
+    is_early, turn = state.served[worker], state.turn
+    is_next = is_early ^ (turn == 1)
+    first = _added(state.tables[0], worker, updates, ~is_next)
+    second = _added(state.tables[1], worker, updates, is_next)
     # Once all have arrived the table stays full to the end of the round.
-    is_due = ~is_early & _is_full(current)
+    count = jnp.where(turn == 0, first.count, second.count)
+    is_due = ~is_early & jnp.all(count > 0)
+    means = lambda: _mean(first.mean), lambda: _mean(second.mean)
+    mean = lambda: jax.lax.switch(turn, means)
     told = {'worker': worker, **extra_args}
-    shift, inner = _stepped(
-      tx, is_due, current, state.inner, updates, params, told
-    )
+    shift, inner = _step(tx, is_due, mean, state.inner, updates, params, told)
     served = state.served.at[worker].set(is_early | is_due)
     is_over = jnp.all(served)
-    current, following = jax.lax.cond(
-      is_over,
-      lambda tables: (tables[1], optax.tree.zeros_like(tables[0])),
-      lambda tables: tables,
-      (current, following),
-    )
-    stepped, never = _server.also_stepped(is_due, inner), jnp.array(False)
-    answer = _server.Answer(
-      stepped, handed=is_due, restarted=never, counted=~never
-    )
+    first = _emptied(first, is_over & (turn == 0))
+    second = _emptied(second, is_over & (turn == 1))
+    turn = jnp.where(is_over, 1 - turn, turn)
+    stepped = _server.also_stepped(is_due, inner)
+    answer = _server.Answer(stepped, is_due, jnp.array(False), jnp.array(True))
     served = served & ~is_over
-    return shift, RingleaderState(current, following, served, inner, answer)
+    state = RingleaderState((first, second), turn, served, inner, answer)
+    return shift, state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -252,7 +248,7 @@ def malenia(
 
   Returns:
     An :class:`optax.GradientTransformationExtraArgs`, whose `update` needs
-    `worker`. By :func:`answer_of`, all are restarted where an arrival stepped.
+    `worker`. All workers are restarted where an arrival stepped.
 
   Raises:
     ValueError: If an argument is out of range, or of another kind; in
@@ -291,30 +287,24 @@ def malenia(
 
   def update_fn(updates, state, params=None, *, worker=None, **extra_args):
     _server.check_worker('malenia', worker, num_workers)
-    fresh = _server.wide(updates)
-    table = _added(state.table, worker, fresh, jnp.array(True))
-    is_due = _is_full(table)
+    table = _added(state.table, worker, updates, jnp.array(True))
+    is_due = jnp.all(table.count > 0)
+    mean = lambda: _mean(table.mean)
     told = {'worker': worker, **extra_args}
-    shift, inner = _stepped(
-      tx, is_due, table, state.inner, updates, params, told
-    )
-    rest = lambda table: table
-    table = jax.lax.cond(is_due, optax.tree.zeros_like, rest, table)
+    shift, inner = _step(tx, is_due, mean, state.inner, updates, params, told)
+    table = _emptied(table, is_due)
     stepped = _server.also_stepped(is_due, inner)
-    answer = _server.Answer(
-      stepped, handed=is_due, restarted=is_due, counted=jnp.array(True)
-    )
+    answer = _server.Answer(stepped, is_due, is_due, jnp.array(True))
     return shift, MaleniaState(table, inner, answer)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _stepped(tx, is_due, table, inner, updates, params, told):
+def _step(tx, is_due, mean, inner, updates, params, told):
   """Steps on the mean of means, if that is due."""
 
   def step(inner):
-    mean, now = _mean(table.mean), _server.wide(params)
-    shift, inner = tx.update(mean, inner, now, **told)
+    shift, inner = tx.update(mean(), inner, _server.wide(params), **told)
     return optax.tree.cast_like(shift, updates), inner
 
   def rest(inner):
@@ -329,23 +319,30 @@ def _empty(params: optax.Params, n: int) -> WorkerMeans:
   return WorkerMeans(mean, jnp.zeros(n, jnp.int32))
 
 
-def _is_full(table):
-  return jnp.all(table.count > 0)
+def _emptied(table, is_over):
+  return table._replace(count=jnp.where(is_over, 0, table.count))
 
 
-def _added(table, worker, fresh, counts):
-  """Adds a gradient to the mean of its worker, if it counts."""
-  count = table.count.at[worker].add(counts.astype(jnp.int32))
+def _added(table, worker, updates, counts):
+  """Adds a gradient to the mean of its worker, if it counts here."""
+  before = table.count[worker]
 
   def added(rows, new):
     row = rows[worker]
-    mean = row + (new - row) / jnp.maximum(count[worker], 1)
-    # By selection: a product with 0 would keep NaN.
+    mean = jnp.where(before > 0, row + (new - row) / (before + 1), new)
     return rows.at[worker].set(jnp.where(counts, mean, row))
 
-  return WorkerMeans(jax.tree.map(added, table.mean, fresh), count)
+  mean = jax.tree.map(added, table.mean, _server.wide(updates))
+  count = table.count.at[worker].add(counts.astype(jnp.int32))
+  return WorkerMeans(mean, count)
 
 
 def _mean(rows: Any) -> Any:
   """Averages over the workers."""
-  return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), rows)
+
+  def mean(leaf):
+    # On CPUs a product is up to a hundred times faster than `jnp.mean`.
+    ones = jnp.ones(len(leaf), leaf.dtype)
+    return jnp.tensordot(ones, leaf, axes=1, precision='highest') / len(leaf)
+
+  return jax.tree.map(mean, rows)

@@ -199,6 +199,7 @@ def test_a_buffer_steps_on_means(size):
   due = (np.arange(4 * size) + 1) % size == 0
   np.testing.assert_array_equal(states.answer.stepped, due)
   assert np.all(states.answer.handed)
+  assert np.all(states.answer.counted)
   assert not np.any(states.answer.restarted)
 
 
@@ -256,6 +257,7 @@ def test_rules_in_rules_step_where_both_do():
   assert stepped(states).tolist() == expected
   assert dx.answer_of(states).handed.tolist() == [False, True, False, True]
   assert dx.answer_of(states).restarted.tolist() == expected
+  assert dx.answer_of(states).counted.tolist() == [True, True, True, False]
 
 
 RULES = {

@@ -118,6 +118,7 @@ def test_what_is_dropped_never_was(make, tx, limit):
         tree,
       )
   np.testing.assert_array_equal(states.answer.stepped, counts)
+  np.testing.assert_array_equal(states.answer.counted, counts)
   assert np.all(states.answer.handed)
   assert not np.any(states.answer.restarted)
 
@@ -145,6 +146,7 @@ def test_rennala_is_minibatch_sgd_of_the_fresh(batch):
   assert_close(at(got, used[:, -1]), want)
   steps = np.isin(np.arange(8 * batch), used[:, -1])
   np.testing.assert_array_equal(states.answer.stepped, steps)
+  np.testing.assert_array_equal(states.answer.counted, staleness == 0)
   assert np.all(states.answer.handed)
 
 

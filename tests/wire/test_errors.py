@@ -250,7 +250,9 @@ def test_sign_has_the_mean_magnitude():
     mean = np.broadcast_to(mean, x.shape)
     big = mean >= TINY
     assert (np.abs(np.abs(got) - mean)[big] <= 2.0**-7.9 * mean[big]).all()
-    assert (np.where(x < 0, -1, 1) == np.where(got < 0, -1, 1))[big].all()
+    # XLA takes subnormal numbers for zero, whose sign is free.
+    sure = big & ((np.abs(x) >= np.finfo(np.float32).tiny) | (x == 0))
+    assert (np.where(x < 0, -1, 1) == np.where(got < 0, -1, 1))[sure].all()
 
   check()
   # Padding does not count.
