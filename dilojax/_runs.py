@@ -100,7 +100,9 @@ def swept(
     runs=found,
     missing=tuple(name for name in points if name not in both),
     others=tuple(sorted(held - points.keys())),
-    stood_in=tuple(name for name in both if name not in runs),
+    stood_in=tuple(
+      name for name in points if name in both and name not in runs
+    ),
   )
 
 

@@ -187,9 +187,10 @@ def test_runs_can_be_built(path, load):
 
 
 def test_kept_runs_are_those_of_the_file(load):
-  """What is kept beside an experiment has the configs that it says."""
+  """What is kept beside an experiment is all of it, as it is today."""
   for path in TRAINED:
     found = load(path)
     if found.kept.is_file():
+      assert _runs.stand_ins(found).keys() == found.points.keys(), path
       for run in _runs.kept(found).runs:
         build.check(run['config'])
