@@ -34,7 +34,7 @@ def checkout(tmp_path):
     else:
       ignore = shutil.ignore_patterns('__pycache__')
       shutil.copytree(source, tmp_path / name, ignore=ignore)
-  folder = tmp_path / 'experiments/mine'
+  folder = tmp_path / 'mine'
   folder.mkdir()
   first = next(
     code for language, code, _ in test_docs.blocks(PAGE) if language == 'python'
@@ -132,18 +132,10 @@ def test_a_row_is_added_as_the_page_says(checkout):
 
 @pytest.fixture
 def fresh_imports():
-  """Lets `experiments` be another folder than that of this repository."""
-
-  def forget():
-    names = [
-      name for name in sys.modules if name.split('.')[0] == 'experiments'
-    ]
-    return {name: sys.modules.pop(name) for name in names}
-
-  before = forget()
+  """Forgets afterwards what the reader has written."""
   yield
-  forget()
-  sys.modules.update(before)
+  for name in [name for name in sys.modules if name.split('.')[0] == 'mine']:
+    del sys.modules[name]
 
 
 @pytest.mark.usefixtures('fresh_imports')

@@ -81,14 +81,9 @@ def test_a_program_of_quiet_steps_alone_is_seen_to_be_quiet():
 
 @pytest.mark.parametrize(
   ('late', 'every'),
-  [
-    ('eager', 4),
-    *(
-      pytest.param(*pair, marks=pytest.mark.slow)
-      for pair in (('eager', 5), ('delayed', 4), ('delayed', 5))
-    ),
-  ],
+  [('eager', 4), ('eager', 5), ('delayed', 4), ('delayed', 5)],
 )
+@pytest.mark.slow
 def test_what_is_a_round_late_is_sent_at_the_end(late, every):
   found = report('eager', late=late, every=every)
   assert 'final' in found.programs[-2].name
@@ -139,6 +134,7 @@ def test_replicas_of_a_device_send_their_sum():
   assert total.compiled == total.ledger == 3 * message()
 
 
+@pytest.mark.slow
 def test_a_hierarchy_is_counted_by_axis():
   found = report('hierarchical', **{'levels.level_1.every': 3})
   totals = {total.axis: total for total in found.totals}

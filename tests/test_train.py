@@ -557,11 +557,12 @@ PRUNED = {
 @pytest.mark.parametrize(
   'fields',
   [
-    pytest.param({}, id='decoder', marks=SLOW),
+    pytest.param({}, id='decoder'),
     pytest.param(DIGITS, id='mlp'),
-    pytest.param({**DIGITS, **PRUNED}, id='pruned', marks=SLOW),
+    pytest.param({**DIGITS, **PRUNED}, id='pruned'),
   ],
 )
+@pytest.mark.slow
 def test_shards_inside_a_replica_change_nothing(fields):
   found = []
   for mesh in ({'mesh.fsdp': 2, 'mesh.tensor': 2, 'mesh.num_devices': 8}, {}):

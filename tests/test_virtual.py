@@ -108,7 +108,9 @@ def ring_seconds(made):
 @pytest.mark.parametrize(
   'method',
   [
-    pytest.param(name, marks=[] if name == 'halos' else pytest.mark.slow)
+    pytest.param(
+      name, marks=[] if name == 'async_local_sgd' else pytest.mark.slow
+    )
     for name in METHODS
   ],
 )

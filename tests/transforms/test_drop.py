@@ -130,6 +130,7 @@ def test_losses_of_messages_that_are_relayed(static):
   np.testing.assert_array_equal(state.reduce.present, wanted.reduce.present)
 
 
+@pytest.mark.slow
 def test_what_is_lost_has_not_been_sent():
   """Error feedback keeps what it had: in the end all has arrived, once."""
   tx = dx.synchronize(
