@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from dilojax import _clock
 from dilojax import _virtual
 from dilojax import _workers
 from dilojax import build
@@ -29,8 +30,8 @@ REPLICAS = Engine(
   build.make, build.describe, train.train, lambda setup: setup.placement.total
 )
 CLOCK = Engine(
-  _virtual.make,
-  _virtual.describe,
+  _clock.make,
+  _clock.describe,
   _virtual.train,
   lambda setup: setup.num_workers,
 )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from dilojax import _clock
 from dilojax import _experiment
 from dilojax import _points
 from dilojax import _position
@@ -44,7 +45,7 @@ def measure(config: Mapping[str, Any]) -> dict[str, float]:
   """
   jax.config.update('jax_num_cpu_devices', build.num_cpu_devices(config))
   if _workers.is_asynchronous(config):
-    return _virtual.measure(_virtual.make(config), SECONDS)
+    return _virtual.measure(_clock.make(config), SECONDS)
   setup = build.make(config)
   programs = train.make_programs(setup)
   logs = train.log_steps(setup, programs.links)

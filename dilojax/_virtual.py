@@ -2,161 +2,29 @@
 
 from collections.abc import Callable, Mapping
 import functools
-import math
 import pathlib
 import time
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from dilojax import _optimizer
+from dilojax import _clock
 from dilojax import _records
 from dilojax import _segment
 from dilojax import _signals
-from dilojax import _terminal
-from dilojax import _workers
 from dilojax import asynchronous
-from dilojax import build
 from dilojax import checkpoint
-from dilojax import data
 from dilojax import evaluate
 from dilojax import metrics
-from dilojax import models
-from dilojax import processes
 from dilojax import train as train_lib
 from dilojax import workdir
 
 
-class Setup(NamedTuple):
-  """What a run on a virtual clock consists of.
-
-  A step is an inner step of each worker, on average: so many of `num_workers`
-  each are part of the params after it.
-
-  Attributes:
-    model: Functions of params.
-    system: Workers, servers, times and links.
-    lr: Inner learning rate by the step that the workers are at, from 0.
-    dataset: The corpus.
-    streams: Batches of every worker.
-    heldout: Batches of sequences that no worker trains on.
-    devices: Devices that compute rounds.
-    seed: Seed of the params.
-    num_steps: Steps to the end.
-    batch_size: Sequences per inner step of a worker.
-    eval_every: Steps between evaluations.
-    log_every: Steps between records.
-    checkpoint_every: Steps between checkpoints.
-    keep_checkpoints: Number of newest checkpoints kept.
-  """
-
-  model: models.Model
-  system: asynchronous.System
-  lr: np.ndarray
-  dataset: data.Dataset
-  streams: data.Streams
-  heldout: list[dict]
-  devices: list[jax.Device]
-  seed: int
-  num_steps: int
-  batch_size: int
-  eval_every: int
-  log_every: int
-  checkpoint_every: int
-  keep_checkpoints: int
-
-  @property
-  def num_workers(self) -> int:
-    """Number of workers."""
-    return len(self.system.workers)
-
-
-def make(config: build.Config, *, dataset: data.Dataset | None = None) -> Setup:
-  """Builds a run.
-
-  Args:
-    config: As in `configs/`, of an asynchronous method.
-    dataset: The corpus of the config, None to load it.
-
-  Returns:
-    The parts of the run.
-
-  Raises:
-    ValueError: As :func:`dilojax.build.make`.
-  """
-  config = build.resolve(config)
-  build.check(config)
-  if processes.count() > 1:
-    raise ValueError(
-      f'`method` {config["method"]!r} runs in one process, got'
-      f' {processes.count()}: start it without a launcher.'
-    )
-  model = build.make_model(config)
-  dataset = build.make_dataset(config) if dataset is None else dataset
-  build.check_corpus(config, dataset)
-  streams = data.streams(
-    dataset,
-    num_replicas=config['num_workers'],
-    batch_size=config['data']['batch_size'],
-    seed=config['seed'],
-    non_iid=config['data'].get('non_iid', 0.0),
-  )
-  schedule = _optimizer.make_lr(config)
-  lr = np.asarray(jax.vmap(schedule)(jnp.arange(config['num_steps'])))
-  wanted = config['eval_sequences']
-  return Setup(
-    model=model,
-    system=_workers.make(config, _make_work(config, model, streams, lr)),
-    lr=lr,
-    dataset=dataset,
-    streams=streams,
-    heldout=data.heldout_batches(
-      dataset,
-      num_sequences=wanted,
-      batch_size=math.gcd(wanted, config['data']['batch_size']),
-    ),
-    devices=jax.devices()[: config['mesh']['num_devices'] or None],
-    seed=config['seed'],
-    num_steps=config['num_steps'],
-    batch_size=config['data']['batch_size'],
-    eval_every=config['eval_every'],
-    log_every=config['log_every'],
-    checkpoint_every=config['checkpoint_every'],
-    keep_checkpoints=config['keep_checkpoints'],
-  )
-
-
-def describe(setup: Setup) -> list[str]:
-  """Says in a few lines what a run will do, before it does."""
-  params = jax.eval_shape(setup.model.init, jax.random.key(0))
-  leaves = jax.tree.leaves(params)
-  num_params = sum(leaf.size for leaf in leaves)
-  system = setup.system
-  nbytes = system.nbytes or sum(
-    leaf.size * leaf.dtype.itemsize for leaf in leaves
-  )
-  counted = _terminal.counted
-  steps = sorted({worker.num_steps for worker in system.workers})
-  often = f'{steps[0]}' if len(steps) == 1 else f'{steps[0]} to {steps[-1]}'
-  return [
-    f'Corpus {setup.dataset.name} ({setup.dataset.fingerprint}):'
-    f' {len(setup.dataset.train):,} sequences to train on,'
-    f' {len(setup.dataset.heldout):,} held out.',
-    f'Model of {num_params:,} params; {counted(setup.num_workers, "worker")} on'
-    f' {counted(len(setup.devices), "device")},'
-    f' {counted(len(system.servers), "server")},'
-    f' {counted(len(system.network.links), "site")}.',
-    f'Rounds of {often} inner steps; messages of {nbytes:,} bytes.',
-    f'{counted(setup.num_steps, "step")} of each worker, on average.',
-  ]
-
-
 def train(
-  setup: Setup,
+  setup: _clock.Setup,
   folder: pathlib.Path,
   *,
   sink: Callable[[int], metrics.Sink],
@@ -210,7 +78,7 @@ def train(
   return summary
 
 
-def measure(setup: Setup, seconds: float) -> dict[str, float]:
+def measure(setup: _clock.Setup, seconds: float) -> dict[str, float]:
   """Trains for some seconds, and keeps nothing.
 
   Returns:
@@ -253,15 +121,14 @@ def _run(setup, loop, checkpoints, records, timing, spent, clock):
       step = _step(setup, loop)
       ends = step >= setup.num_steps
       crossed = functools.partial(_crossed, old, step, ends)
-      budgets = _budgets(setup, loop, step, begin + clock())
       if crossed(setup.log_every):
         timing.setdefault('first_segment', clock())
         now = (begin + clock(), loop.state.counts.steps)
-        records.write(
-          {**budgets, **_train_record(setup, loop, step, seen, now)}
-        )
+        record = _train_record(setup, loop, step, seen, now)
+        records.write({**_budgets(setup, loop, step, now[0]), **record})
         seen = now
       if crossed(setup.eval_every):
+        budgets = _budgets(setup, loop, step, begin + clock())
         records.write({**budgets, **evaluated(loop.state.servers[0].params)})
       if step > saved and (crossed(setup.checkpoint_every) or stops):
         _save(setup, loop, checkpoints, step, begin + clock())
@@ -292,7 +159,7 @@ def _step(setup, loop):
 
 
 def _budgets(setup, loop, step, seconds):
-  counts, per_step = loop.state.counts, _tokens_per_step(setup)
+  counts, per_step = loop.state.counts, _segment.tokens_per_step(setup)
   sent = loop.bytes
   return {
     'step': step,
@@ -309,13 +176,13 @@ def _budgets(setup, loop, step, seconds):
 
 def _ledger(setup, loop):
   """Says what each worker has done and sent."""
-  rows = []
+  rows, per_step = [], _segment.tokens_per_step(setup)
   for worker, running in zip(setup.system.workers, loop.state.workers):
     rounds = running.first // worker.num_steps
     rows.append(
       {
         'steps': running.first,
-        'tokens': running.first * _tokens_per_step(setup),
+        'tokens': running.first * per_step,
         'synchronizations': rounds,
         'bytes_sent': rounds * loop.nbytes,
       }
@@ -335,7 +202,7 @@ def _train_record(setup, loop, step, seen, now):
       ' --change=inner.peak_lr.',
       step,
     )
-  tokens = (now[1] - seen[1]) * _tokens_per_step(setup)
+  tokens = (now[1] - seen[1]) * _segment.tokens_per_step(setup)
   return {
     'train/loss': float((steps * losses).sum() / max(steps.sum(), 1)),
     'train/lr': float(setup.lr[min(step, setup.num_steps) - 1]),
@@ -343,24 +210,19 @@ def _train_record(setup, loop, step, seen, now):
   }
 
 
-def _tokens_per_step(setup):
-  tokens = setup.streams.batch(1, 0).get('tokens')
-  return setup.batch_size * (1 if tokens is None else tokens.shape[1] - 1)
-
-
 def _make_evaluate(setup):
   """Returns a function from params to the metrics of an evaluation."""
   stacked = jax.tree.map(lambda *each: np.stack(each), *setup.heldout)
 
   @jax.jit
-  def program(params):
+  def program(params, batches):
     each = jax.lax.map(
-      lambda batch: setup.model.evaluate(params, batch), stacked
+      lambda batch: setup.model.evaluate(params, batch), batches
     )
     return jax.tree.map(jnp.mean, each)
 
   def evaluated(params):
-    found = jax.device_get(program(params))
+    found = jax.device_get(program(params, stacked))
     return evaluate.named({'anchor': found}, setup.dataset.bytes_per_token)
 
   return evaluated
@@ -416,74 +278,3 @@ def _summary(setup, loop, folder, timing, seconds):
     'seconds': seconds,
     'timing': timing,
   }
-
-
-def _make_work(config, model, streams, lr):
-  """Returns what a worker does in a round."""
-  most = max(_workers.num_steps(config))
-  count, last = config['num_workers'], len(lr) - 1
-
-  def inputs(k, first, clock, num_steps):
-    batches = [streams.batch(first + i + 1, k) for i in range(num_steps)]
-
-    def stack(*each):
-      stacked = np.zeros((most, *each[0].shape), each[0].dtype)
-      stacked[:num_steps] = each
-      return stacked
-
-    # All are at the same step of the schedule, that of the mean worker.
-    at = np.minimum(clock // count + np.arange(most), last)
-    return {
-      'batches': jax.tree.map(stack, *batches),
-      'lr': lr[at],
-      'steps': np.int32(num_steps),
-    }
-
-  if _workers.sends_gradients(config):
-    grad_fn = _segment.make_grad(model, config['inner']['accumulate'])
-    return asynchronous.Work(lambda k: None, inputs, _make_gradient(grad_fn))
-  tx = optax.inject_hyperparams(
-    lambda lr: _optimizer.make_inner(config, lr), hyperparam_dtype=jnp.float32
-  )(lr=0.0)
-  params = jax.eval_shape(model.init, jax.random.key(0))
-  zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
-  return asynchronous.Work(
-    lambda k: tx.init(zeros),
-    inputs,
-    _make_round(_segment.make_grad(model, config['inner']['accumulate']), tx),
-  )
-
-
-def _make_round(grad_fn, tx):
-  """Returns the program of inner steps; its message is a pseudo-gradient."""
-
-  @jax.jit
-  def run(params, private, inputs):
-    def step(i, carry):
-      end, private, total = carry
-      batch = jax.tree.map(lambda leaf: leaf[i], inputs['batches'])
-      loss, grads = grad_fn(end, batch)
-      given = {**private.hyperparams, 'lr': inputs['lr'][i]}
-      updates, private = tx.update(
-        grads, private._replace(hyperparams=given), end
-      )
-      return optax.apply_updates(end, updates), private, total + loss
-
-    carry = (params, private, jnp.float32(0))
-    end, private, total = jax.lax.fori_loop(0, inputs['steps'], step, carry)
-    message = optax.tree.sub(params, end)
-    return message, private, {'loss': total / inputs['steps']}
-
-  return run
-
-
-def _make_gradient(grad_fn):
-  """Returns the program of a gradient."""
-
-  @jax.jit
-  def run(params, private, inputs):
-    batch = jax.tree.map(lambda leaf: leaf[0], inputs['batches'])
-    loss, grads = grad_fn(params, batch)
-    return grads, private, {'loss': loss}
-
-  return run

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from dilojax import _clock
 from dilojax import _engines
 from dilojax import _overrides
 from dilojax import _virtual
@@ -45,7 +46,7 @@ def config(method, **overrides):
 
 def leaves(folder, made):
   """Returns the newest state of a run: its arrays by path, and the rest."""
-  setup = _virtual.make(made)
+  setup = _clock.make(made)
   params = setup.model.init(jax.random.key(0))
   loop = asynchronous.Loop(setup.system, params)
   newest = checkpoint.steps(folder / workdir.CHECKPOINTS)[-1]
@@ -101,7 +102,7 @@ def test_with_equal_speeds_a_barrier_is_diloco(tmp_path):
 
 
 def ring_seconds(made):
-  nbytes = _virtual.make(made).system.nbytes or 4 * 610
+  nbytes = _clock.make(made).system.nbytes or 4 * 610
   return 2 * 3 / 4 * 8 * nbytes / 1e9
 
 
